@@ -1,0 +1,1 @@
+"""The DeepSpeed side: one window in, one optimizer step out. Nothing below this floor knows DeepSpeed."""

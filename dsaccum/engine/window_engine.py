@@ -1,0 +1,181 @@
+"""One window in, one optimizer step out: the loop over micro-steps through DeepSpeed's engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsaccum.batch import EffectiveBatch, is_update_boundary
+from dsaccum.engine.gradients import GradientWitness, gradient_norm, step_discarded
+from dsaccum.engine.remedies import apply_remedies
+from dsaccum.loss import SummedLoss, engine_divisor, model_inputs
+
+MicroBatch = Mapping[str, Tensor]
+Progress = Callable[[int, str], None]
+"""Told where the window stands: micro-step (from 1) and phase (forward, backward, step)."""
+
+
+@dataclass(frozen=True)
+class WindowOutcome:
+    """What one window did.
+
+    Attributes:
+        micro_losses: this rank's summed loss of each micro-batch, float64 [N], on the engine's device, undivided.
+        learning_rate: the rate used in this step.
+        gradient_norm: before clipping, of the whole reduced gradient; None where the step was skipped.
+        applied: False where the gradient was not finite and the whole window was discarded, on all ranks alike.
+    """
+
+    micro_losses: Tensor
+    learning_rate: float
+    gradient_norm: float | None
+    applied: bool
+
+
+class WindowEngine:
+    """DeepSpeed's engine, fed by windows. The engine is the one owner of the division by N.
+
+    Args:
+        model: as ``build_model`` made it.
+        config: the resolved DeepSpeed JSON, with ``gradient_accumulation_steps`` and the micro-batch size in it.
+        batch: the same numbers, with W.
+        loss: sum and count of a micro-batch.
+    """
+
+    def __init__(self, model: nn.Module, config: dict[str, Any], batch: EffectiveBatch, loss: SummedLoss) -> None:
+        import deepspeed
+
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=trained, config=_without_host_syncs(config)
+        )
+        self.batch, self.loss = batch, loss
+        self.remedies = apply_remedies(self.engine)
+        self.untrained_parameters: list[str] | None = None
+        """Trained parameters without any gradient in the first window; None before it, and at ZeRO 1 to 3."""
+        self._stage = self.engine.zero_optimization_stage()
+        # Where DeepSpeed has no wrapper around the optimizer, nobody computes a norm or looks for NaN: we do.
+        self._bare_optimizer = self._stage == 0 and self.engine.optimizer is self.engine.basic_optimizer
+        self._witness = GradientWitness(self.engine.module) if self._stage == 0 else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where micro-batches have to be."""
+        return torch.device(self.engine.device)
+
+    def run_window(
+        self, micro_batches: Sequence[MicroBatch], window_targets: float, progress: Progress = lambda *_: None
+    ) -> WindowOutcome:
+        """Accumulate N micro-batches and make the one optimizer step.
+
+        Args:
+            micro_batches: this rank's N micro-batches of B rows each.
+            window_targets: target tokens of the whole window on all ranks.
+            progress: called before each phase.
+
+        Raises:
+            ValueError: another number of micro-batches than N, or of rows than B.
+        """
+        steps = self.batch.accumulation_steps
+        self._check_shape(micro_batches)
+        divisor = engine_divisor(window_targets, steps, self.batch.world_size)
+        learning_rate = float(self.engine.get_lr()[0])
+        losses = []
+        norm: float | None = None
+        skipped_before = self.engine.skipped_steps
+        for index, micro_batch in enumerate(micro_batches):
+            boundary = is_update_boundary(index + 1, steps)
+            progress(index + 1, "forward")
+            on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in micro_batch.items()}
+            outputs = self.engine(**model_inputs(on_device))
+            loss_sum = self.loss.sum(outputs, on_device)
+            progress(index + 1, "backward")
+            # Fed S_rk / d; the engine divides by N and averages over W: d (mean over the window) / d (parameters).
+            self.engine.backward(loss_sum / divisor)
+            losses.append(loss_sum.detach())
+            progress(index + 1, "step")
+            if boundary:
+                norm = self._update()
+            else:
+                self.engine.step()
+        applied = self.engine.skipped_steps == skipped_before
+        if self._witness is not None:
+            self.untrained_parameters, self._witness = self._witness.close(), None
+        return WindowOutcome(torch.stack(losses).double(), learning_rate, norm if applied else None, applied)
+
+    def _update(self) -> float | None:
+        """The boundary: reduce has happened in ``backward``; clip, step, advance the schedule. Returns the norm."""
+        if not self._bare_optimizer:
+            self.engine.step()
+            norm = self.engine.get_global_grad_norm()
+            return None if norm is None else float(norm)
+        # After the all-reduce the gradient is the same on every rank, so every rank decides alike without a word.
+        norm = float(gradient_norm(self.engine.module.parameters()))
+        if math.isfinite(norm):
+            self.engine.step()
+        else:
+            with step_discarded(self.engine):
+                self.engine.step()
+        return norm
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[Tensor, int]:
+        """Summed loss (float64 scalar on the device) and target count of this rank's micro-batches, without dropout.
+
+        Every rank must bring the same number of micro-batches: at ZeRO 3 each forward is a collective.
+        """
+        self.engine.eval()
+        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for micro_batch in micro_batches:
+            on_device = {name: tensor.to(self.device) for name, tensor in micro_batch.items()}
+            total += self.loss.sum(self.engine(**model_inputs(on_device)), on_device)
+            count += self.loss.count(micro_batch)
+        self.engine.train()
+        return total, count
+
+    def write_events(self, events: list[tuple[str, float, int]]) -> None:
+        """Send (name, value, samples so far) to the monitors that the DeepSpeed JSON asks for; rank 0 writes."""
+        if self.engine.monitor.enabled:
+            self.engine.monitor.write_events(events)
+
+    def full_state_dict(self) -> dict[str, Tensor] | None:
+        """The whole model's parameters and buffers on the CPU, on rank 0; None elsewhere. A collective at ZeRO 3.
+
+        Gathered one parameter at a time, so that no rank ever holds the whole model on its device.
+        """
+        import deepspeed
+
+        module: nn.Module = self.engine.module
+        first = self.engine.global_rank == 0
+        if self._stage < 3:
+            return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()} if first else None
+        state = {}
+        for name, parameter in module.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter]):
+                if first:
+                    state[name] = parameter.detach().cpu().clone()
+        persistent = set(module.state_dict())
+        state.update({name: tensor.cpu() for name, tensor in module.named_buffers() if name in persistent})
+        return state if first else None
+
+    def _check_shape(self, micro_batches: Sequence[MicroBatch]) -> None:
+        steps, rows = self.batch.accumulation_steps, self.batch.micro_batch
+        if len(micro_batches) != steps:
+            raise ValueError(f"a window is {steps} micro-batches, got {len(micro_batches)}")
+        for index, micro_batch in enumerate(micro_batches):
+            for name, tensor in micro_batch.items():
+                if tensor.size(0) != rows:
+                    raise ValueError(
+                        f"micro-batch {index + 1}: {name} has {tensor.size(0)} rows, "
+                        f"train_micro_batch_size_per_gpu is {rows}"
+                    )
+
+
+def _without_host_syncs(config: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's throughput timer synchronises the device at every micro-step, for a line nobody asked for."""
+    return {"timers": {"throughput": {"enabled": False}}, **config}

@@ -1,0 +1,1 @@
+"""A training run: the loop, its control exchange, metrics, run directory, and how it ends."""

@@ -1,0 +1,72 @@
+"""The one control all-reduce of a window: 64 bytes that carry all that ranks must agree on besides gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class WindowReport:
+    """This rank's word on the window that it has finished.
+
+    Attributes:
+        loss_sum: summed token losses of its micro-batches.
+        non_finite: micro-steps (from 1) whose loss was NaN or infinite.
+    """
+
+    loss_sum: float = 0.0
+    non_finite: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks know after the exchange.
+
+    Attributes:
+        targets: target tokens of the coming window, on all ranks: the divisor of its loss.
+        samples: samples of the coming window (rows that hold no sample aside).
+        loss_sum: summed token losses of the finished window, on all ranks.
+        stop: somebody asked one of the ranks to stop.
+        culprit: (rank, micro-step) of the finished window whose loss was not finite, where it was one rank alone.
+        non_finite_ranks: how many ranks saw such a loss.
+    """
+
+    targets: int
+    samples: int
+    loss_sum: float
+    stop: bool
+    culprit: tuple[int, int] | None
+    non_finite_ranks: int
+
+
+class ControlExchange:
+    """Sums eight float64 over the ranks: whole numbers are exact in them up to 2**53.
+
+    A window's loss rides with the exchange of the next one, so that a window needs one exchange, before its first
+    micro-step, and none at its end.
+    """
+
+    SIZE = 8
+    """float64 numbers, i.e. 64 bytes."""
+
+    def __init__(self, rank: int, accumulation_steps: int, device: torch.device) -> None:
+        self._rank, self._steps = rank, accumulation_steps
+        self._buffer = torch.zeros(self.SIZE, dtype=torch.float64, device=device)
+
+    def __call__(self, *, targets: int, samples: int, finished: WindowReport, stop: bool) -> Agreement:
+        """One collective. Every rank calls it once per window, and once more after the last."""
+        # With one rank at fault its (rank, micro-step) survives the sum; with several only their number does.
+        code = self._rank * self._steps + finished.non_finite[0] - 1 if finished.non_finite else 0
+        numbers = [targets, samples, finished.loss_sum, stop, bool(finished.non_finite), code]
+        self._buffer.copy_(torch.tensor([float(number) for number in numbers] + [0.0, 0.0], dtype=torch.float64))
+        dist.all_reduce(self._buffer)
+        all_targets, all_samples, loss_sum, stops, at_fault, code_sum, *_ = self._buffer.tolist()
+        culprit = None
+        if at_fault == 1:
+            rank, index = divmod(int(code_sum), self._steps)
+            culprit = (rank, index + 1)
+        return Agreement(int(all_targets), int(all_samples), loss_sum, stops > 0, culprit, int(at_fault))

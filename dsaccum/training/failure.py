@@ -1,0 +1,43 @@
+"""Naming a failure: which rank, where in the window, and why."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.engine.process import Ranks
+from dsaccum.training.outcome import RunFailed, say
+from dsaccum.training.watchdog import Watchdog
+
+_COMMUNICATION = ("gloo", "nccl", "connection", "process group", "broken pipe")
+
+
+@contextmanager
+def failures_named(ranks: Ranks, watchdog: Watchdog) -> Iterator[None]:
+    """Turn what escapes into ``RunFailed`` with this rank, its position and the cause in one line.
+
+    A traceback goes before it where the failure is this rank's own: only the one who wrote the code can mend it.
+    """
+    try:
+        yield
+    except (ConfigError, RunFailed):
+        raise
+    except Exception as error:
+        where = watchdog.position
+        lost = watchdog.name_lost_ranks() if _is_communication(error) else None
+        if lost is not None:
+            raise RunFailed(f"{lost}; rank {ranks.rank} waited for it in {where}") from error
+        say("".join(traceback.format_exception(error)).rstrip())
+        reason = " ".join(str(error).split())
+        raise RunFailed(f"rank {ranks.rank} failed in {where}: {type(error).__name__}: {reason}", own=True) from error
+
+
+def _is_communication(error: Exception) -> bool:
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in _COMMUNICATION)

@@ -1,0 +1,139 @@
+"""What a run leaves behind: held-out loss, the model in transformers' own format, and a text sampled from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dsaccum.data.samples import NOT_A_TARGET
+from dsaccum.data.stream import held_out_batches
+
+if TYPE_CHECKING:
+    from dsaccum.data.samples import Samples
+    from dsaccum.data.tokens import Tokenizer
+    from dsaccum.engine.window_engine import WindowEngine
+    from dsaccum.training.run import Inputs
+
+HELD_OUT_SAMPLES = 128
+SAMPLED_TOKENS = 160
+LAST_STEPS = 10
+
+
+def held_out_loss(engine: WindowEngine, samples: Samples, pad_token: int, rank: int) -> float:
+    """Mean over the target tokens of (at most ``HELD_OUT_SAMPLES`` of) the held-out split. A collective."""
+    batch = engine.batch
+    batches = held_out_batches(samples, batch.micro_batch, rank, batch.world_size, HELD_OUT_SAMPLES, pad_token)
+    loss_sum, count = engine.evaluate(batches)
+    totals = torch.stack([loss_sum, torch.tensor(float(count), dtype=torch.float64, device=loss_sum.device)])
+    dist.all_reduce(totals)
+    return float(totals[0] / totals[1])
+
+
+def save_model(module: nn.Module, state: dict[str, Tensor], tokenizer: Tokenizer, directory: Path) -> None:
+    """Write weights (safetensors, tied ones once), config and tokenizer; ``from_pretrained(directory)`` loads them."""
+    directory.mkdir()
+    save_pretrained = getattr(module, "save_pretrained", None)
+    if callable(save_pretrained):
+        save_pretrained(directory, state_dict=state)
+    else:
+        from safetensors.torch import save_file
+
+        save_file({name: tensor.clone() for name, tensor in state.items()}, directory / "model.safetensors")
+    tokenizer.save(directory)
+
+
+def sample_text(directory: Path, prompt: list[int], tokenizer: Tokenizer) -> str | None:
+    """Load the saved model as a user would, and let it go on from ``prompt``; None for models of a factory."""
+    from transformers import AutoModelForCausalLM
+
+    if not (directory / "config.json").exists():
+        return None
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    torch.manual_seed(0)
+    tokens = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=SAMPLED_TOKENS,
+        do_sample=True,
+        temperature=0.7,
+        top_k=40,
+        use_cache=True,
+        pad_token_id=tokenizer.pad_token,
+    )
+    return tokenizer.decode(tokens[0, len(prompt) :].tolist())
+
+
+def choose_prompt(samples: Samples, sequence_length: int) -> list[int]:
+    """The beginning of a held-out sample: the masked prompt where it has one, otherwise the first tokens.
+
+    Short enough that ``SAMPLED_TOKENS`` follow within the model's positions.
+    """
+    longest = max(1, sequence_length - SAMPLED_TOKENS)
+    input_ids, labels = samples[0]
+    masked = int((labels != NOT_A_TARGET).argmax())
+    length = masked if masked > 0 else longest // 2
+    return list(map(int, input_ids[: max(1, min(length, longest))]))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The last figures of a run.
+
+    Attributes:
+        losses: of the applied steps, in order.
+        held_out: mean over the held-out target tokens; None where it isn't finite (a record holds no NaN).
+        tokens_per_second: target tokens of all ranks, over the whole training time.
+    """
+
+    losses: list[float]
+    held_out: float
+    tokens_per_second: float
+
+    @property
+    def last_loss(self) -> float | None:
+        """Mean over the last ``LAST_STEPS`` applied steps."""
+        window = self.losses[-LAST_STEPS:]
+        return sum(window) / len(window) if window else None
+
+    def record(self) -> dict[str, float | None]:
+        """For ``run.json``."""
+        return {
+            "first_loss": self.losses[0] if self.losses else None,
+            "last_loss": self.last_loss,
+            "held_out_loss": self.held_out if math.isfinite(self.held_out) else None,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        if self.last_loss is None:
+            return ["loss            no step was applied"]
+        steps = min(LAST_STEPS, len(self.losses))
+        return [
+            f"loss            {self.losses[0]:.4f} at the start, {self.last_loss:.4f} over the last {steps} steps",
+            f"held-out loss   {self.held_out:.4f}",
+            f"speed           {self.tokens_per_second:,.0f} tokens/s",
+        ]
+
+
+def quote(prompt: str, text: str | None) -> list[str]:
+    """The sampled text behind its prompt, set off from the other lines."""
+    if text is None:
+        return []
+    bar = "-" * 80
+    return ["sample          after a held-out prompt, marked |>", bar, f"{prompt}|>{text}", bar]
+
+
+def next_command(inputs: Inputs) -> str:
+    """The same effective batch in half the activation memory; a finer split is always the same update."""
+    arguments, batch = inputs.arguments, inputs.deepspeed.batch
+    command = f"deepspeed launch/train.py --deepspeed {arguments.deepspeed}"
+    if batch.micro_batch % 2 == 0:
+        return f"{command} --accum-steps {2 * batch.accumulation_steps} --micro-batch {batch.micro_batch // 2}"
+    return f"{command} --experiment launch/experiments/llama-nano.yaml"

@@ -1,0 +1,71 @@
+"""Everything that a run tells: ``run.json``, ``metrics.jsonl``, the console, and DeepSpeed's monitors. Rank 0 only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dsaccum.training.console import ConsoleProgress
+from dsaccum.training.metrics import MetricsFile, StepMetrics
+from dsaccum.training.run_directory import RunDirectory
+
+MonitorWriter = Callable[[list[tuple[str, float, int]]], None]
+
+
+class Journal:
+    """Keeps the run's record; on other ranks than the first it only remembers losses.
+
+    Args:
+        directory: where to write.
+        record: what ``run.json`` holds besides its status.
+        console: what people see.
+        monitor: writes (name, value, samples) to DeepSpeed's monitors.
+        is_first: whether this is rank 0.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        record: dict[str, Any],
+        console: ConsoleProgress,
+        monitor: MonitorWriter,
+        *,
+        is_first: bool,
+    ) -> None:
+        self._directory, self._record, self._console, self._monitor = directory, record, console, monitor
+        self._is_first = is_first
+        self._metrics = MetricsFile(directory.metrics) if is_first else None
+        self.losses: list[float] = []
+        """Of the steps that were applied, in order."""
+        self.tokens, self.seconds = 0, 0.0
+        self._write_status("running")
+
+    def step(self, metrics: StepMetrics) -> None:
+        """One optimizer step is done."""
+        self.tokens, self.seconds = metrics.tokens, self.seconds + metrics.seconds
+        if metrics.loss is not None:
+            self.losses.append(metrics.loss)
+            # DeepSpeed itself writes the learning rate; nobody but us knows the window's token mean.
+            self._monitor([("Train/Samples/train_loss", metrics.loss, metrics.samples)])
+        if self._metrics is not None:
+            self._metrics.write(metrics)
+        self._console.step(metrics)
+
+    def note(self, line: str) -> None:
+        """Show one line."""
+        self._console.note(line)
+
+    def end(self, status: str, **figures: Any) -> None:
+        """The run is over: ``finished``, ``interrupted`` or ``failed``, with what is to be remembered of it."""
+        self._console.close()
+        self._write_status(status, **figures)
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def fail(self, reason: str) -> None:
+        """The run failed; safe to call from another thread, and after the end."""
+        self.end("failed", reason=reason)
+
+    def _write_status(self, status: str, **figures: Any) -> None:
+        if self._is_first:
+            self._directory.write_record({**self._record, "status": status, **figures})

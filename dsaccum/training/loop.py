@@ -1,0 +1,145 @@
+"""The training loop. One pass is one window: N micro-steps on each of W ranks, and one optimizer step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dsaccum.data.stream import WindowStream
+from dsaccum.engine.window_engine import WindowEngine, WindowOutcome
+from dsaccum.training.control import Agreement, ControlExchange, WindowReport
+from dsaccum.training.metrics import StepMetrics
+from dsaccum.training.outcome import RunFailed
+from dsaccum.training.stop_request import StopRequest
+from dsaccum.training.watchdog import Watchdog
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A window that has been run and whose loss the ranks have not yet agreed on."""
+
+    step: int
+    samples: int
+    tokens: int
+    targets: int
+    seconds: float
+    outcome: WindowOutcome
+
+
+class TrainingLoop:
+    """Runs windows until the steps are done or somebody asks to stop.
+
+    Args:
+        engine: one window in, one optimizer step out.
+        stream: this rank's micro-batches of each window.
+        exchange: the control all-reduce.
+        watchdog: told at each phase where this rank stands.
+        stop: whether this rank was asked to stop.
+        record: what to do with each step's metrics; called on every rank, one window late.
+        note: shows a person one line.
+    """
+
+    def __init__(
+        self,
+        engine: WindowEngine,
+        stream: WindowStream,
+        exchange: ControlExchange,
+        watchdog: Watchdog,
+        stop: StopRequest,
+        record: Callable[[StepMetrics], None],
+        note: Note,
+    ) -> None:
+        self._engine, self._stream, self._exchange = engine, stream, exchange
+        self._watchdog, self._stop, self._record, self._note = watchdog, stop, record, note
+        self._skipped_in_a_row = 0
+
+    def run(self, steps: int, max_skipped: int) -> int:
+        """Train; returns the number of steps made, less than ``steps`` when the run was asked to stop.
+
+        Raises:
+            RunFailed: ``max_skipped`` steps in a row had a gradient that was not finite.
+        """
+        finished: Finished | None = None
+        samples = tokens = 0
+        clock = time.perf_counter()
+        for step in range(1, steps + 1):
+            self._watchdog.at(step, 0, "data")
+            micro_batches = self._stream.window(step - 1)
+            targets = sum(self._engine.loss.count(micro_batch) for micro_batch in micro_batches)
+            rows = int((self._stream.sample_ids(step - 1) >= 0).sum())
+
+            self._watchdog.at(step, 0, "exchange")
+            window = self._agree(finished, targets=targets, samples=rows)
+            self._stop_if_hopeless(max_skipped)
+            if window.stop:
+                return step - 1
+
+            outcome = self._engine.run_window(
+                micro_batches,
+                window.targets,
+                lambda micro_step, phase, step=step: self._watchdog.at(step, micro_step, phase),
+            )
+            samples, tokens = samples + window.samples, tokens + window.targets
+            clock, started = time.perf_counter(), clock
+            finished = Finished(step, samples, tokens, window.targets, clock - started, outcome)
+        self._watchdog.at(steps, 0, "exchange")
+        self._agree(finished, targets=0, samples=0)
+        self._stop_if_hopeless(max_skipped)
+        return steps
+
+    def _agree(self, finished: Finished | None, *, targets: int, samples: int) -> Agreement:
+        """Exchange counts of the coming window and the loss of the finished one, which is recorded at once."""
+        report = WindowReport() if finished is None else _report(finished.outcome)
+        agreement = self._exchange(targets=targets, samples=samples, finished=report, stop=self._stop.made)
+        if finished is not None:
+            self._account(finished, agreement)
+        return agreement
+
+    def _account(self, finished: Finished, agreement: Agreement) -> None:
+        outcome = finished.outcome
+        self._skipped_in_a_row = 0 if outcome.applied else self._skipped_in_a_row + 1
+        if not outcome.applied:
+            self._note(_describe_skip(finished.step, agreement, self._skipped_in_a_row))
+        self._record(
+            StepMetrics(
+                step=finished.step,
+                samples=finished.samples,
+                tokens=finished.tokens,
+                # The mean over all target tokens of the window on all ranks, as one big batch would have it.
+                loss=agreement.loss_sum / max(finished.targets, 1) if outcome.applied else None,
+                learning_rate=outcome.learning_rate,
+                gradient_norm=outcome.gradient_norm,
+                seconds=finished.seconds,
+                applied=outcome.applied,
+            )
+        )
+
+    def _stop_if_hopeless(self, max_skipped: int) -> None:
+        if self._skipped_in_a_row >= max_skipped:
+            raise RunFailed(
+                f"{self._skipped_in_a_row} optimizer steps in a row had a gradient that is not finite "
+                "(run.max_skipped); a lower learning rate or a look at the data may help"
+            )
+
+
+def _report(outcome: WindowOutcome) -> WindowReport:
+    losses = outcome.micro_losses.tolist()
+    return WindowReport(
+        loss_sum=math.fsum(loss for loss in losses if math.isfinite(loss)),
+        non_finite=[index + 1 for index, loss in enumerate(losses) if not math.isfinite(loss)],
+    )
+
+
+def _describe_skip(step: int, agreement: Agreement, in_a_row: int) -> str:
+    if agreement.culprit is not None:
+        rank, micro_step = agreement.culprit
+        where = f"the loss of rank {rank}, micro-step {micro_step}, is not finite"
+    elif agreement.non_finite_ranks:
+        where = f"the losses of {agreement.non_finite_ranks} ranks are not finite"
+    else:
+        where = "every loss is finite, the gradient is not"
+    return f"step {step} skipped on all ranks: {where} ({in_a_row} in a row)"

@@ -1,0 +1,79 @@
+"""The first lines of a run: the equation of its batch, the model, the data, and what DeepSpeed is told."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Any
+
+from dsaccum.batch import EffectiveBatch
+from dsaccum.engine.process import Ranks
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dsaccum.training.run import Inputs
+
+
+def describe(inputs: Inputs, directory: str, versions: dict[str, str]) -> list[str]:
+    """One line each; figures are those of the resolved configs."""
+    experiment, deepspeed, data = inputs.experiment, inputs.deepspeed, inputs.data
+    sizes = parameter_count(inputs.model)
+    trained = "" if sizes["trained"] == sizes["total"] else f", {sizes['trained']:,} of them trained"
+    return [
+        f"run             {experiment.name} -> {directory}",
+        batch_equation(deepspeed.batch, experiment.data.sequence_length, padded=data.samples.padded),
+        f"model           {type(inputs.model).__name__}, {sizes['total']:,} parameters{trained}",
+        f"precision       {deepspeed.precision}, gradients accumulated in {deepspeed.accumulation_dtype}, "
+        f"ZeRO stage {deepspeed.zero_stage}, clipping {deepspeed.gradient_clipping or 'off'}",
+        f"data            {experiment.data.source}: {len(data.samples):,} samples of {experiment.data.sequence_length} "
+        f"tokens, {len(data.held_out):,} held out; {inputs.order.windows_per_epoch:,.1f} optimizer steps an epoch",
+        "versions        " + ", ".join(f"{name} {version}" for name, version in versions.items()),
+    ]
+
+
+def batch_equation(batch: EffectiveBatch, sequence_length: int, *, padded: bool) -> str:
+    """``effective batch = 2 ranks x 4 accumulation steps x 4 micro-batch = 32 samples, 8,192 tokens``."""
+    return (
+        f"effective batch = {_counted(batch.world_size, 'rank')} x "
+        f"{_counted(batch.accumulation_steps, 'accumulation step')} x {batch.micro_batch} micro-batch = "
+        f"{_counted(batch.total, 'sample')}, {'at most ' if padded else ''}{batch.total * sequence_length:,} tokens"
+    )
+
+
+def parameter_count(module: nn.Module) -> dict[str, int]:
+    """All parameters and the trained ones; tied weights count once."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return {"total": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
+
+
+def installed_versions() -> dict[str, str]:
+    """Of everything that a figure of this run depends on."""
+    from importlib.metadata import version
+
+    packages = ("dsaccum", "torch", "deepspeed", "transformers")
+    return {**{name: version(name) for name in packages}, "python": platform.python_version()}
+
+
+def run_record(inputs: Inputs, ranks: Ranks, command: list[str], versions: dict[str, str]) -> dict[str, Any]:
+    """What ``run.json`` keeps: resolved configs, versions, the data's hash; enough to run the same again."""
+    batch = inputs.deepspeed.batch
+    return {
+        "schema": "dsaccum.train/1",
+        "name": inputs.experiment.name,
+        "experiment": inputs.experiment.model_dump(mode="json"),
+        "deepspeed": inputs.deepspeed.config,
+        "effective_batch": {
+            "world_size": ranks.world_size,
+            "micro_batch": batch.micro_batch,
+            "accumulation_steps": batch.accumulation_steps,
+            "total": batch.total,
+        },
+        "data": inputs.data.description,
+        "parameters": parameter_count(inputs.model),
+        "versions": versions,
+        "command": command,
+    }
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

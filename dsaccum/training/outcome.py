@@ -1,0 +1,57 @@
+"""How a run ends: exit codes that scripts rely on, and the one line that a person reads."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from enum import IntEnum
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.engine.process import Ranks
+
+FIRST_RANK_SPEAKS_S = 3.0
+"""How long the other ranks leave the word to rank 0; its launcher ends them meanwhile."""
+
+
+class ExitCode(IntEnum):
+    """Of each rank; the DeepSpeed launcher passes on the first that isn't 0 (and shows 247 for a killed rank)."""
+
+    DONE = 0
+    WRONG_INPUT = 2
+    FAILED = 3
+
+
+class RunFailed(Exception):
+    """The run could not be carried out; the message names rank, step and cause.
+
+    Args:
+        own: whether this rank alone knows of it; otherwise all ranks fail alike, and rank 0 says so for all.
+    """
+
+    def __init__(self, message: str, *, own: bool = False) -> None:
+        self.own = own
+        super().__init__(message)
+
+
+def refuse(error: ConfigError, ranks: Ranks) -> ExitCode:
+    """Say once, on rank 0, what the user can mend. Another rank speaks only if rank 0 found nothing wrong."""
+    if ranks.is_first:
+        say(f"error: {error}")
+    else:
+        time.sleep(FIRST_RANK_SPEAKS_S)
+        say(f"error on rank {ranks.rank}: {error}")
+    return ExitCode.WRONG_INPUT
+
+
+def say(line: str) -> None:
+    """One whole line on stderr, so that ranks don't mix within it."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def end_now(code: ExitCode) -> None:
+    """End this process without waiting for anybody: a peer that hangs would hold up any orderly way out."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

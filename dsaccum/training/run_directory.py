@@ -1,0 +1,100 @@
+"""A run's directory: a fresh one each time, never somebody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsaccum.config.errors import ConfigError
+
+RECORD = "run.json"
+DEFAULT_PARENT = Path("runs")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths inside a run's directory, and its record ``run.json``."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """One line per optimizer step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The trained model, in transformers' own format."""
+        return self.path / "model"
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Replace ``run.json`` in one step, so that it is never half written."""
+        target = self.path / RECORD
+        draft = target.with_suffix(".json.tmp")
+        draft.write_text(json.dumps(record, indent=2, allow_nan=False, default=str) + "\n", encoding="utf-8")
+        draft.replace(target)
+
+
+def check_output_directory(wanted: str | None) -> None:
+    """Refuse a directory that can't take a new run. Changes nothing.
+
+    Raises:
+        ConfigError: it holds a run or foreign files, is no directory, or can't be written.
+    """
+    path = Path(wanted) if wanted is not None else DEFAULT_PARENT
+    place: dict[str, Any] = {"source": "--output-dir" if wanted is not None else "default run directory"}
+    place |= {"key": str(path)}
+    if wanted is not None and path.is_dir() and any(path.iterdir()):
+        raise ConfigError(_what_it_holds(path), **place, fix=f"another --output-dir, or remove {path}")
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"{existing} is a file", **place, allowed="a new or empty directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{existing} is not writable", **place, fix="an --output-dir that you may write to")
+
+
+def create_output_directory(wanted: str | None, name: str) -> RunDirectory:
+    """Make the directory that ``check_output_directory`` allowed; the default is ``runs/<name>-<n>`` with a fresh n.
+
+    Raises:
+        ConfigError: the file system refuses.
+    """
+    try:
+        if wanted is not None:
+            Path(wanted).mkdir(parents=True, exist_ok=True)
+            return RunDirectory(Path(wanted))
+        return RunDirectory(_fresh_directory(name))
+    except OSError as error:
+        problem = f"the run directory cannot be made ({error.strerror}: {error.filename})"
+        raise ConfigError(problem, source="--output-dir", fix="an --output-dir that you may write to") from error
+
+
+def _fresh_directory(name: str) -> Path:
+    DEFAULT_PARENT.mkdir(parents=True, exist_ok=True)
+    taken = [
+        int(path.name[len(name) + 1 :])
+        for path in DEFAULT_PARENT.glob(f"{name}-*")
+        if path.name[len(name) + 1 :].isdecimal()
+    ]
+    number = max(taken, default=0) + 1
+    while True:
+        path = DEFAULT_PARENT / f"{name}-{number}"
+        try:
+            path.mkdir()
+        except FileExistsError:  # another run was quicker
+            number += 1
+        else:
+            return path
+
+
+def _what_it_holds(path: Path) -> str:
+    try:
+        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        return f"it holds a run already ({record['name']}, {record['status']})"
+    except FileNotFoundError:
+        return "it holds files that are not a run of dsaccum"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"it holds a {RECORD} that can't be read"

@@ -1,0 +1,160 @@
+"""No wait without a limit: a thread that ends this rank when it, another rank or the launcher is gone, and names it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psutil
+import torch.distributed as dist
+
+from dsaccum.engine.process import Ranks
+from dsaccum.training.outcome import ExitCode, end_now, say
+
+PHASES = ("setup", "data", "exchange", "forward", "backward", "step", "finish")
+"""What a rank can be doing, in the order of a window; a rank that is behind the others is the one that hangs."""
+BEAT_S = 1.0
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """Where a rank stands; ordered in time."""
+
+    step: int
+    micro_step: int
+    phase: int
+
+    def __str__(self) -> str:
+        phase = PHASES[self.phase]
+        if self.step == 0 or phase == "finish":
+            return phase
+        micro_step = f", micro-step {self.micro_step}" if self.micro_step else ""
+        return f"{phase} of step {self.step}{micro_step}"
+
+
+class Watchdog:
+    """Watches this rank's progress, its launcher, and (when asked) the other ranks' heartbeats.
+
+    Args:
+        ranks: this rank's place.
+        timeout_s: longest time without any progress, in seconds.
+    """
+
+    def __init__(self, ranks: Ranks, timeout_s: float) -> None:
+        self._ranks, self._timeout_s = ranks, timeout_s
+        self.on_end: Callable[[str], None] = lambda _: None
+        """Called with the reason, on the way out; whoever keeps the run's record puts it here."""
+        self._position, self._moved = Position(0, 0, 0), time.monotonic()
+        self._launchers = _launchers() if ranks.launched else []
+        self._store = dist.distributed_c10d._get_default_store()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> Watchdog:
+        """Begin to watch."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Leave this rank alone from now on."""
+        self._stopped.set()
+
+    def at(self, step: int, micro_step: int, phase: str) -> None:
+        """This rank has come so far; two assignments, cheap enough for every phase of every micro-step."""
+        self._position = Position(step, micro_step, PHASES.index(phase))
+        self._moved = time.monotonic()
+
+    @property
+    def position(self) -> Position:
+        """Where this rank stands."""
+        return self._position
+
+    def name_lost_ranks(self) -> str | None:
+        """Which ranks no longer give a sign of life, for a collective that failed; takes two heartbeats and a half.
+
+        None when all live. When the store itself is gone, it is rank 0, which keeps it.
+        """
+        before = self._heartbeats()
+        if before is not None:
+            time.sleep(2.5 * BEAT_S)
+        after = self._heartbeats()
+        if before is None or after is None:
+            return None if self._ranks.is_first else "rank 0 has ended (last seen: unknown, it kept the record)"
+        lost = [
+            f"rank {rank} has ended (last seen in {position})"
+            for rank, (beat, position) in after.items()
+            if rank != self._ranks.rank and beat == before[rank][0]
+        ]
+        return "; ".join(lost) or None
+
+    def _watch(self) -> None:
+        beat = 0
+        while not self._stopped.wait(BEAT_S):
+            beat += 1
+            position = self._position
+            self._publish(f"{beat} {position.step} {position.micro_step} {position.phase}")
+            if any(not launcher.is_running() for launcher in self._launchers):
+                self._end(f"rank {self._ranks.rank}: the launcher is gone; stopped in {position}")
+            if time.monotonic() - self._moved > self._timeout_s:
+                self._end(self._describe_hang())
+
+    def _describe_hang(self) -> str:
+        waited = f"no progress for {self._timeout_s:g} s (run.timeout_s)"
+        beats = self._heartbeats() or {self._ranks.rank: (0, self._position)}
+        furthest_behind = min(position for _, position in beats.values())
+        behind = sorted(rank for rank, (_, position) in beats.items() if position == furthest_behind)
+        if len(behind) == len(beats) and len(beats) > 1:
+            return f"{waited}: all ranks hang in {furthest_behind}"
+        names = ", ".join(map(str, behind))
+        subject = f"rank {names} hangs" if len(behind) == 1 else f"ranks {names} hang"
+        return f"{waited}: {subject} in {furthest_behind}"
+
+    def _end(self, reason: str) -> None:
+        say(f"error: {reason}")
+        self.on_end(reason)
+        end_now(ExitCode.FAILED)
+
+    def _publish(self, beat: str) -> None:
+        # Without the store (rank 0 has ended) there is nobody to tell: the next collective fails by itself.
+        try:
+            self._store.set(f"dsaccum/beat/{self._ranks.rank}", beat)
+        except (RuntimeError, ValueError):
+            return
+
+    def _heartbeats(self) -> dict[int, tuple[int, Position]] | None:
+        """Each rank's beat and position; None when the store is gone."""
+        keys = [f"dsaccum/beat/{rank}" for rank in range(self._ranks.world_size)]
+        try:
+            self._store.wait(keys, timedelta(seconds=2 * BEAT_S))
+            values = [self._store.get(key).decode() for key in keys]
+        except (RuntimeError, ValueError):
+            return None
+        numbers = [[int(number) for number in value.split()] for value in values]
+        return {rank: (beat, Position(*position)) for rank, (beat, *position) in enumerate(numbers)}
+
+
+def _launchers() -> list[psutil.Process]:
+    """The processes above this rank without which nobody waits for it any more.
+
+    ``deepspeed`` starts ``deepspeed.launcher.launch``, which starts the ranks; when the first is ended by SIGTERM, the
+    second lives on and leaves the ranks without a master.
+    """
+    parent = psutil.Process().parent()
+    if parent is None:
+        return []
+    chain = [parent]
+    if "deepspeed.launcher.launch" in _command(parent):
+        grandparent = parent.parent()
+        if grandparent is not None and "deepspeed" in _command(grandparent):
+            chain.append(grandparent)
+    return chain
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
