@@ -76,7 +76,8 @@ def _from_architecture(
         )
     base = AutoConfig.for_model(architecture)
     overrides = _checked_overrides(base, config.config, source)
-    wanted = {key: value for key, value in defaults.items() if key not in overrides}
+    # Some configs have names of their own for common fields (GPT-2's n_positions is max_position_embeddings).
+    wanted = {key: value for key, value in defaults.items() if not {key, base.attribute_map.get(key)} & set(overrides)}
     try:
         resolved = AutoConfig.for_model(architecture, **{**wanted, **_without_dropout(base), **overrides})
         model = AutoModelForCausalLM.from_config(resolved, dtype=torch.float32)

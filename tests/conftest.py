@@ -29,11 +29,13 @@ def one_rank() -> Ranks:
     """This process as the only rank, with its process group started."""
     from datetime import timedelta
 
+    import torch
     import torch.distributed as dist
 
     from dsaccum.engine.process import start_process_group
 
     ranks = Ranks(rank=0, world_size=1, local_rank=0, local_world_size=1, launched=False)
+    torch.set_num_threads(1)  # pytest-xdist shares the cores already; tiny tensors gain nothing from a second one
     if not dist.is_initialized():
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)

@@ -56,8 +56,11 @@ class WindowEngine:
         )
         self.batch, self.loss = batch, loss
         self.remedies = apply_remedies(self.engine)
-        self.untrained_parameters: list[str] | None = None
-        """Trained parameters without any gradient in the first window; None before it, and at ZeRO 1 to 3."""
+        self.decayed_without_gradient: list[str] = []
+        """Parameters that got no gradient in the first window but are changed by weight decay all the same.
+
+        Only at ZeRO 0: DeepSpeed reduces zeros for them, where PyTorch (and ZeRO 1 to 3) would leave them alone.
+        """
         self._stage = self.engine.zero_optimization_stage()
         # Where DeepSpeed has no wrapper around the optimizer, nobody computes a norm or looks for NaN: we do.
         self._bare_optimizer = self._stage == 0 and self.engine.optimizer is self.engine.basic_optimizer
@@ -105,7 +108,9 @@ class WindowEngine:
                 self.engine.step()
         applied = self.engine.skipped_steps == skipped_before
         if self._witness is not None:
-            self.untrained_parameters, self._witness = self._witness.close(), None
+            decays = any(group.get("weight_decay") for group in self.engine.optimizer.param_groups)
+            self.decayed_without_gradient = self._witness.close() if decays else []
+            self._witness = None
         return WindowOutcome(torch.stack(losses).double(), learning_rate, norm if applied else None, applied)
 
     def _update(self) -> float | None:

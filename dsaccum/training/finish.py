@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dsaccum.training.run import Inputs
 
 HELD_OUT_SAMPLES = 128
-SAMPLED_TOKENS = 160
 LAST_STEPS = 10
 
 
@@ -48,8 +47,11 @@ def save_model(module: nn.Module, state: dict[str, Tensor], tokenizer: Tokenizer
     tokenizer.save(directory)
 
 
-def sample_text(directory: Path, prompt: list[int], tokenizer: Tokenizer) -> str | None:
-    """Load the saved model as a user would, and let it go on from ``prompt``; None for models of a factory."""
+def sample_text(directory: Path, prompt: list[int], tokenizer: Tokenizer, sequence_length: int) -> str | None:
+    """Load the saved model as a user would, and let it go on from ``prompt`` up to ``sequence_length`` tokens.
+
+    None for models of a factory, which transformers cannot load.
+    """
     from transformers import AutoModelForCausalLM
 
     if not (directory / "config.json").exists():
@@ -59,7 +61,7 @@ def sample_text(directory: Path, prompt: list[int], tokenizer: Tokenizer) -> str
     tokens = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=SAMPLED_TOKENS,
+        max_new_tokens=sequence_length - len(prompt),
         do_sample=True,
         temperature=0.7,
         top_k=40,
@@ -72,13 +74,12 @@ def sample_text(directory: Path, prompt: list[int], tokenizer: Tokenizer) -> str
 def choose_prompt(samples: Samples, sequence_length: int) -> list[int]:
     """The beginning of a held-out sample: the masked prompt where it has one, otherwise the first tokens.
 
-    Short enough that ``SAMPLED_TOKENS`` follow within the model's positions.
+    At most half of ``sequence_length``, so that something can follow within the model's positions.
     """
-    longest = max(1, sequence_length - SAMPLED_TOKENS)
     input_ids, labels = samples[0]
     masked = int((labels != NOT_A_TARGET).argmax())
-    length = masked if masked > 0 else longest // 2
-    return list(map(int, input_ids[: max(1, min(length, longest))]))
+    length = masked if masked > 0 else sequence_length // 4
+    return list(map(int, input_ids[: max(1, min(length, sequence_length // 2))]))
 
 
 @dataclass(frozen=True)

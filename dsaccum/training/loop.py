@@ -101,6 +101,8 @@ class TrainingLoop:
 
     def _account(self, finished: Finished, agreement: Agreement) -> None:
         outcome = finished.outcome
+        if finished.step == 1 and self._engine.decayed_without_gradient:
+            self._note(_describe_decay(self._engine.decayed_without_gradient))
         self._skipped_in_a_row = 0 if outcome.applied else self._skipped_in_a_row + 1
         if not outcome.applied:
             self._note(_describe_skip(finished.step, agreement, self._skipped_in_a_row))
@@ -143,3 +145,11 @@ def _describe_skip(step: int, agreement: Agreement, in_a_row: int) -> str:
     else:
         where = "every loss is finite, the gradient is not"
     return f"step {step} skipped on all ranks: {where} ({in_a_row} in a row)"
+
+
+def _describe_decay(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"warning: no gradient reached {shown}, yet at ZeRO 0 weight decay changes them; "
+        "freeze them (requires_grad = False), use ZeRO 1, or set weight_decay to 0"
+    )

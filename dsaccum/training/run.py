@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import nn
 
-from dsaccum.config.deepspeed import ResolvedDeepSpeed, load_deepspeed_config
+from dsaccum.config.deepspeed import DeepSpeedSettings, load_deepspeed_config
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.experiment import Experiment
 from dsaccum.config.loading import load_experiment
@@ -41,7 +41,7 @@ class Inputs:
 
     arguments: TrainArguments
     experiment: Experiment
-    deepspeed: ResolvedDeepSpeed
+    deepspeed: DeepSpeedSettings
     data: Data
     order: WindowOrder
     model: nn.Module
@@ -212,8 +212,9 @@ def _finish(
     complete = steps == inputs.experiment.run.steps
     figures = finish.Figures(journal.losses, held_out, journal.tokens / max(journal.seconds, 1e-9))
     journal.end("finished" if complete else "interrupted", **figures.record())
-    prompt = finish.choose_prompt(data.held_out, inputs.experiment.data.sequence_length)
-    text = finish.sample_text(directory.model, prompt, data.tokenizer)
+    sequence_length = inputs.experiment.data.sequence_length
+    prompt = finish.choose_prompt(data.held_out, sequence_length)
+    text = finish.sample_text(directory.model, prompt, data.tokenizer, sequence_length)
     for line in [
         *figures.lines(),
         *finish.quote(data.tokenizer.decode(prompt), text),

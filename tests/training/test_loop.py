@@ -120,3 +120,23 @@ def test_a_batch_of_another_size_is_refused(one_rank: Ranks) -> None:
     with pytest.raises(ValueError, match="a window is 2 micro-batches, got 1"):
         engine.run_window([good], 28)
     engine.engine.destroy()
+
+
+class WithIdleLayer(nn.Module):
+    """A GPT with a layer that the forward never uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt, self.idle = tiny_gpt(), nn.Linear(4, 4)
+
+    def forward(self, **inputs: torch.Tensor):
+        return self.gpt(**inputs)
+
+
+def test_weight_decay_without_gradient_is_warned_of(one_rank: Ranks) -> None:
+    case = Case(accumulation_steps=4, micro_batch=4, steps=3)
+    notes = run_dsaccum(one_rank, case, WithIdleLayer()).notes
+    assert len(notes) == 1
+    assert "no gradient reached idle.weight, idle.bias, yet at ZeRO 0 weight decay changes them" in notes[0]
+    assert run_dsaccum(one_rank, case).notes == [], "control: every parameter of the plain model gets a gradient"
+    assert run_dsaccum(one_rank, replace(case, stage=1), WithIdleLayer()).notes == []

@@ -1,0 +1,100 @@
+"""The loss: a sum and a count that together give the token mean, in values and in gradients.
+
+Run: pytest tests/loss. Not covered: the averaging over ranks (tests/training).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.loss import CausalLMLoss, build_loss, engine_divisor, model_adds_loss, model_inputs
+from tests.cases import VOCABULARY, tiny_gpt
+
+
+def test_sum_over_count_is_the_mean_of_the_shifted_targets() -> None:
+    """Hand-worked: 2 rows of 4 labels; row 1 has 3 targets after the shift, row 2 (one of them ignored) 2."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 4, 7, requires_grad=True)
+    labels = torch.tensor([[5, 1, 2, 3], [6, 4, -100, 2]])
+    loss, batch = CausalLMLoss(), {"labels": labels}
+    assert loss.count(batch) == 5
+    pairs = [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 0, 4), (1, 2, 2)]  # (row, position, the token that comes next)
+    by_hand = sum(-F.log_softmax(logits[row, position], 0)[token] for row, position, token in pairs)
+    ours = loss.sum(SimpleNamespace(logits=logits), batch)
+    assert ours.item() == pytest.approx(by_hand.item(), rel=1e-6)
+    (gradient,) = torch.autograd.grad(ours, logits)
+    (expected,) = torch.autograd.grad(by_hand, logits)
+    assert torch.allclose(gradient, expected, atol=1e-6)
+    assert (gradient[1, 1] == 0).all(), "no gradient where the next label is ignored"
+
+
+def test_a_row_of_ignored_labels_adds_nothing() -> None:
+    logits = torch.randn(1, 4, 7, requires_grad=True)
+    batch = {"labels": torch.full((1, 4), -100)}
+    loss = CausalLMLoss().sum(SimpleNamespace(logits=logits), batch)
+    loss.backward()
+    assert (loss.item(), CausalLMLoss().count(batch), float(logits.grad.abs().sum())) == (0.0, 0, 0.0)
+
+
+def test_loss_is_formed_in_float32() -> None:
+    logits = torch.randn(2, 4, 7).bfloat16()
+    loss = CausalLMLoss().sum(SimpleNamespace(logits=logits), {"labels": torch.ones(2, 4, dtype=torch.long)})
+    assert loss.dtype == torch.float32
+
+
+def test_divisor_undoes_what_the_engine_does() -> None:
+    """T = 60 targets, N = 4, W = 2: d = 7.5; the engine's 1/N and the mean over W make it 1/60 in all."""
+    assert engine_divisor(60, accumulation_steps=4, world_size=2) == 7.5
+    assert 1 / 7.5 / 4 / 2 == pytest.approx(1 / 60)
+    assert engine_divisor(0, 4, 2) > 0, "a window without targets has gradient zero, not NaN"
+
+
+def test_the_model_never_sees_labels() -> None:
+    assert set(model_inputs({"input_ids": torch.ones(1), "labels": torch.ones(1)})) == {"input_ids"}
+
+
+class AddsLoss(torch.nn.Module):
+    def __init__(self, extra: float) -> None:
+        super().__init__()
+        self.gpt, self.extra = tiny_gpt(), extra
+
+    def forward(self, input_ids, labels=None):
+        outputs = self.gpt(input_ids=input_ids, labels=labels)
+        outputs.loss = outputs.loss + self.extra
+        return outputs
+
+
+def test_a_loss_added_by_the_model_is_noticed() -> None:
+    assert model_adds_loss(AddsLoss(0.001), VOCABULARY)
+    assert not model_adds_loss(AddsLoss(0.0), VOCABULARY), "control"
+    assert not model_adds_loss(tiny_gpt(), VOCABULARY)
+
+
+def test_a_factory_states_another_loss(tmp_path: Path) -> None:
+    file = tmp_path / "losses.py"
+    file.write_text("class L:\n def count(self, b): return 1\n def sum(self, o, b): return 0\ndef make(): return L()\n")
+    assert build_loss(f"{file}:make", source="x.yaml").count({}) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "problem"),
+    [
+        ("def make(): return 3", "make", "it returned int, which has no method count and no sum"),
+        ("def make(): return 3", "mak", "has no function 'mak'"),
+        ("import nothing_like_this", "make", "cannot be imported (ModuleNotFoundError"),
+    ],
+)
+def test_a_wrong_factory_is_one_line(tmp_path: Path, text: str, function: str, problem: str) -> None:
+    file = tmp_path / "losses.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        build_loss(f"{file}:{function}", source="x.yaml")
+    assert "loss.factory" in str(caught.value)
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)

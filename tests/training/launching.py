@@ -1,0 +1,70 @@
+"""Starting the real command, as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+TRAIN = REPOSITORY / "launch" / "train.py"
+ACCUM4 = REPOSITORY / "ds_configs" / "accum4.json"
+TINY = [
+    "--set", "model.config={n_layer: 1, n_head: 2, n_embd: 16}", "--set", "data.sequence_length=32",
+    "--set", "auto.warmup_num_steps=2",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def said(self) -> str:
+        return self.stdout + self.stderr
+
+    @property
+    def errors(self) -> list[str]:
+        """Our own error lines."""
+        return [line for line in self.said.splitlines() if line.startswith("error")]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    outer = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
+    return {**outer, "OMP_NUM_THREADS": "1", **changes}
+
+
+def train_command(*flags: str, ranks: int | None, deepspeed: Path | str = ACCUM4, port: int = 0) -> list[str]:
+    """``ranks=None``: python alone, no launcher, which is quicker."""
+    script = [str(TRAIN), "--deepspeed", str(deepspeed), *flags]
+    if ranks is None:
+        return [sys.executable, *script]
+    launcher = str(Path(sys.executable).parent / "deepspeed")
+    return [launcher, "--num_gpus", str(ranks), "--master_port", str(port or free_port()), *script]
+
+
+def run_train(
+    *flags: str, cwd: Path, ranks: int | None = None, deepspeed: Path | str = ACCUM4, env: dict[str, str] | None = None
+) -> Ended:
+    command = train_command(*flags, ranks=ranks, deepspeed=deepspeed)
+    started = time.monotonic()
+    ended = subprocess.run(
+        command, cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - started)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
