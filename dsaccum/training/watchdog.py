@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 
 import psutil
 import torch.distributed as dist
@@ -55,6 +55,7 @@ class Watchdog:
 
     def start(self) -> Watchdog:
         """Begin to watch."""
+        self._publish(0)
         self._thread.start()
         return self
 
@@ -94,9 +95,8 @@ class Watchdog:
         beat = 0
         while not self._stopped.wait(BEAT_S):
             beat += 1
-            position = self._position
-            self._publish(f"{beat} {position.step} {position.micro_step} {position.phase}")
-            if any(not launcher.is_running() for launcher in self._launchers):
+            self._publish(beat)
+            if any(_is_gone(launcher) for launcher in self._launchers):
                 self._end(f"rank {self._ranks.rank}: the launcher is gone; stopped in {position}")
             if time.monotonic() - self._moved > self._timeout_s:
                 self._end(self._describe_hang())
@@ -117,19 +117,19 @@ class Watchdog:
         self.on_end(reason)
         end_now(ExitCode.FAILED)
 
-    def _publish(self, beat: str) -> None:
+    def _publish(self, beat: int) -> None:
+        position = self._position
         # Without the store (rank 0 has ended) there is nobody to tell: the next collective fails by itself.
-        try:
-            self._store.set(f"dsaccum/beat/{self._ranks.rank}", beat)
-        except (RuntimeError, ValueError):
-            return
+        with contextlib.suppress(RuntimeError, ValueError):
+            self._store.set(
+                f"dsaccum/beat/{self._ranks.rank}", f"{beat} {position.step} {position.micro_step} {position.phase}"
+            )
 
     def _heartbeats(self) -> dict[int, tuple[int, Position]] | None:
         """Each rank's beat and position; None when the store is gone."""
         keys = [f"dsaccum/beat/{rank}" for rank in range(self._ranks.world_size)]
         try:
-            self._store.wait(keys, timedelta(seconds=2 * BEAT_S))
-            values = [self._store.get(key).decode() for key in keys]
+            values = [self._store.get(key).decode() if self._store.check([key]) else "-1 0 0 0" for key in keys]
         except (RuntimeError, ValueError):
             return None
         numbers = [[int(number) for number in value.split()] for value in values]
@@ -151,6 +151,13 @@ def _launchers() -> list[psutil.Process]:
         if grandparent is not None and "deepspeed" in _command(grandparent):
             chain.append(grandparent)
     return chain
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _command(process: psutil.Process) -> str:

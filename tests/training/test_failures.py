@@ -18,7 +18,6 @@ from tests.training.launching import Ended, environment, train_command
 
 FACTORY = Path(__file__).parent / "faulty.py"
 TIMEOUT_S = 8
-# Step 3 of N = 4: data is counted four times a step, forward runs four times a step.
 FLAGS = [
     "--set", f"model={{factory: '{FACTORY}:model'}}", "--set", f"loss.factory={FACTORY}:loss", "--steps", "500",
     "--set", "data.sequence_length=32", "--micro-batch", "2", "--set", f"run.timeout_s={TIMEOUT_S}",
@@ -70,8 +69,8 @@ def end(process: subprocess.Popen, family: list[psutil.Process], within_s: float
     ],
 )
 def test_a_rank_at_fault_ends_all_and_is_named(tmp_path: Path, fault: str, phase: str, code: int, named: str) -> None:
-    # The model is probed and evaluated with no other forward before training: call 10 is micro-step 2 of step 3.
-    call = {"data": "9", "forward": "11"}[phase]
+    # Targets are counted and forward runs four times a step (N = 4): call 10 belongs to micro-batch 2 of step 3.
+    call = "10"
     process = start(tmp_path, FAULT=fault, FAULT_PHASE=phase, FAULT_RANK="1", FAULT_CALL=call)
     time.sleep(5)
     ended = end(process, children_of(process), within_s=60)
