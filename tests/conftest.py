@@ -13,7 +13,9 @@ from dsaccum.engine.process import Ranks, quiet_libraries
 quiet_libraries()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two DeepSpeed versions that share a folder of compiled operations crash each other.
-os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(tempfile.gettempdir()) / f"dsaccum-test-extensions-{os.getuid()}"))
+os.environ.setdefault(
+    "TORCH_EXTENSIONS_DIR", str(Path(tempfile.gettempdir()) / f"dsaccum-test-extensions-{os.getuid()}")
+)
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -71,6 +71,8 @@ class DataConfig(_Section):
     """Globs of text or JSON-lines files (``source: files``), relative to the working directory."""
     dataset: str | None = None
     """A hub id or a local directory (``source: dataset``), read through ``datasets``."""
+    subset: str | None = None
+    """The name of a part, for data sets on the hub that have several."""
     split: str = "train"
     column: str = "text"
     """The text column of JSON lines and data sets."""

@@ -129,6 +129,9 @@ def _as_config_error(problem: ErrorDetails, more: int) -> ConfigError:
 
 
 def _unknown_field(problem: ErrorDetails, key: str, others: str) -> ConfigError:
+    if key == "data.streaming":
+        reason = "is refused: samples are read in a seeded order, which needs random access"
+        return ConfigError(reason, key=key, value=problem["input"], fix="delete it; the data set is downloaded once")
     *parents, name = problem["loc"]
     known = _fields_at(Experiment, parents)
     guess = nearest(str(name), known)

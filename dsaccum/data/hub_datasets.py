@@ -43,7 +43,7 @@ def dataset_documents(config: DataConfig, source_file: str | Path) -> Documents:
     with _quiet():
         dataset = _load_dataset(config, source_file)
     texts = _column(dataset, config.column, {"source": source_file, "key": "data.column", "value": config.column})
-    origin = {"source": "dataset", "dataset": config.dataset, "split": config.split, "column": config.column}
+    origin = {"source": "dataset"} | {key: getattr(config, key) for key in ("dataset", "subset", "split", "column")}
     return Documents([Document(text) for text in texts], origin)
 
 
@@ -100,7 +100,7 @@ def _load_dataset(config: DataConfig, source_file: str | Path) -> Any:
 
     try:
         if not _is_saved(Path(name)):
-            return load_dataset(name, split=config.split)
+            return load_dataset(name, config.subset, split=config.split)
         dataset = load_from_disk(name)
     except Exception as error:  # offline, not found, no such split, gated, broken files: the library's own words tell
         problem = f"split {config.split!r} can't be loaded ({_reason(error)})"

@@ -56,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(default_experiment: Path) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="deepspeed [--num_gpus W] launch/train.py",
-        description="Train a GPT with DeepSpeed at any effective batch. The JSON says how to step, the YAML what to train.",
+        description="Train a GPT with DeepSpeed at any effective batch: the JSON says how to step, the YAML what.",
         allow_abbrev=False,
     )
     what = parser.add_argument_group("what decides a run")

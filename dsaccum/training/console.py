@@ -28,8 +28,14 @@ class ConsoleProgress:
         self._seen_tokens, self._seconds, self._last_line = 0, 0.0, 0.0
         self._bar: Progress | None = None
         if is_first and sys.stdout.isatty():
-            columns = ["{task.description}", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}")]
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(soft_wrap=True))
+            self._bar = Progress(
+                "{task.description}",
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=Console(soft_wrap=True),
+            )
             self._task = self._bar.add_task("training", total=steps, figures="")
             self._bar.start()
 

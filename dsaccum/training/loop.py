@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from dsaccum.data.stream import WindowStream
 from dsaccum.engine.window_engine import WindowEngine, WindowOutcome
@@ -78,11 +79,7 @@ class TrainingLoop:
             if window.stop:
                 return step - 1
 
-            outcome = self._engine.run_window(
-                micro_batches,
-                window.targets,
-                lambda micro_step, phase, step=step: self._watchdog.at(step, micro_step, phase),
-            )
+            outcome = self._engine.run_window(micro_batches, window.targets, partial(self._watchdog.at, step))
             samples, tokens = samples + window.samples, tokens + window.targets
             clock, started = time.perf_counter(), clock
             finished = Finished(step, samples, tokens, window.targets, clock - started, outcome)

@@ -31,6 +31,16 @@ def describe(inputs: Inputs, directory: str, versions: dict[str, str]) -> list[s
     ]
 
 
+def data_warnings(inputs: Inputs) -> list[str]:
+    """What runs and may not be what was meant about the data."""
+    samples, total = len(inputs.data.samples), inputs.deepspeed.batch.total
+    if samples >= total:
+        return []
+    short = inputs.experiment.data.last_window == "short"
+    consequence = "every window is a short one" if short else "each window sees some of them again"
+    return [f"an epoch has {samples:,} samples, fewer than one window of {total:,}: {consequence}"]
+
+
 def batch_equation(batch: EffectiveBatch, sequence_length: int, *, padded: bool) -> str:
     """``effective batch = 2 ranks x 4 accumulation steps x 4 micro-batch = 32 samples, 8,192 tokens``."""
     return (

@@ -157,7 +157,8 @@ def _open_journal(
     record = opening.run_record(inputs, ranks, command, versions)
     for line in opening.describe(inputs, str(directory.path), versions):
         console.note(line)
-    for line in [*(f"warning: {warning}" for warning in inputs.deepspeed.warnings), *engine.remedies]:
+    warnings = [*inputs.deepspeed.warnings, *opening.data_warnings(inputs)]
+    for line in [*(f"warning: {warning}" for warning in warnings), *engine.remedies]:
         console.note(line)
     return Journal(directory, record, console, engine.write_events, is_first=ranks.is_first), directory
 

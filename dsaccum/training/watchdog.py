@@ -97,7 +97,7 @@ class Watchdog:
             beat += 1
             self._publish(beat)
             if any(_is_gone(launcher) for launcher in self._launchers):
-                self._end(f"rank {self._ranks.rank}: the launcher is gone; stopped in {position}")
+                self._end(f"rank {self._ranks.rank}: the launcher is gone; stopped in {self._position}")
             if time.monotonic() - self._moved > self._timeout_s:
                 self._end(self._describe_hang())
 

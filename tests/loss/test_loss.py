@@ -51,7 +51,8 @@ def test_loss_is_formed_in_float32() -> None:
 def test_divisor_undoes_what_the_engine_does() -> None:
     """T = 60 targets, N = 4, W = 2: d = 7.5; the engine's 1/N and the mean over W make it 1/60 in all."""
     assert engine_divisor(60, accumulation_steps=4, world_size=2) == 7.5
-    assert 1 / 7.5 / 4 / 2 == pytest.approx(1 / 60)
+    per_target = (1 / 7.5) / 4 / 2
+    assert per_target == pytest.approx(1 / 60)
     assert engine_divisor(0, 4, 2) > 0, "a window without targets has gradient zero, not NaN"
 
 

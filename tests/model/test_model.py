@@ -38,7 +38,9 @@ def test_any_architecture_is_built_to_the_data(architecture: str) -> None:
     assert model.training
     dropouts = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
     assert dropouts <= {0.0}
-    assert torch.equal(model(input_ids=tokens).logits, model(input_ids=tokens).logits), "nothing random in training mode"
+    assert torch.equal(model(input_ids=tokens).logits, model(input_ids=tokens).logits), (
+        "nothing random in training mode"
+    )
 
 
 def test_dropout_comes_back_when_asked_for() -> None:
@@ -79,7 +81,9 @@ def test_a_saved_model_is_loaded(tmp_path: Path) -> None:
 
 def test_a_factory_is_called_with_the_data_s_sizes(tmp_path: Path) -> None:
     file = tmp_path / "models.py"
-    file.write_text("import torch\ndef make(vocabulary_size, sequence_length): return torch.nn.Linear(vocabulary_size, 2)")
+    file.write_text(
+        "import torch\ndef make(vocabulary_size, sequence_length): return torch.nn.Linear(vocabulary_size, 2)"
+    )
     assert build(factory=f"{file}:make").in_features == 60
 
 
@@ -88,7 +92,10 @@ def test_a_factory_is_called_with_the_data_s_sizes(tmp_path: Path) -> None:
     [
         ({"architecture": "gtp2"}, ["model.architecture", "architecture: gpt2"]),
         ({"architecture": "gpt2", "config": {"n_layers": 2}}, ["model.config.n_layers", "did you mean n_layer?"]),
-        ({"architecture": "gpt2", "config": {"n_embd": 15, "n_head": 2}}, ["model.config", "transformers cannot build"]),
+        (
+            {"architecture": "gpt2", "config": {"n_embd": 15, "n_head": 2}},
+            ["model.config", "transformers cannot build"],
+        ),
         ({"architecture": "gpt2", "config": {"vocab_size": 50}}, ["model.config.vocab_size", "at least 60"]),
         ({"architecture": "gpt2", "config": {"n_positions": 8}}, ["data.sequence_length", "sequence_length: 8"]),
         ({"pretrained": "/no/such/directory"}, ["model.pretrained", "cannot be loaded"]),

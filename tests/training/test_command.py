@@ -50,7 +50,9 @@ def test_start_shows_the_equation_and_the_end_what_came_of_it(finished_run) -> N
     ]:
         assert expected in ended.stdout, expected
     ours = [line for line in ended.said.splitlines() if not re.match(r"\[\d{4}-|\s*$", line)]
-    assert not [line for line in ours if "deepspeed" in line.lower() and "versions" not in line and "try next" not in line]
+    assert not [
+        line for line in ours if "deepspeed" in line.lower() and "versions" not in line and "try next" not in line
+    ]
     assert "Warning" not in ended.said
 
 

@@ -88,7 +88,7 @@ def test_ranks_end_when_their_launcher_is_gone(tmp_path: Path, which: str) -> No
     target = process.pid if which == "launcher" else family[0].pid
     os.kill(target, signal.SIGKILL)
     ended = end(process, family, within_s=30)
-    assert "the launcher is gone" in ended.said
+    assert [line for line in ended.errors if "the launcher is gone; stopped in" in line], ended.said
 
 
 @pytest.mark.distributed
