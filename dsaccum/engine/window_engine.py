@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,18 +92,10 @@ class WindowEngine:
         losses = []
         norm: float | None = None
         skipped_before = self.engine.skipped_steps
-        for index, micro_batch in enumerate(micro_batches):
-            boundary = is_update_boundary(index + 1, steps)
-            progress(index + 1, "forward")
-            on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in micro_batch.items()}
-            outputs = self.engine(**model_inputs(on_device))
-            loss_sum = self.loss.sum(outputs, on_device)
-            progress(index + 1, "backward")
-            # Fed S_rk / d; the engine divides by N and averages over W: d (mean over the window) / d (parameters).
-            self.engine.backward(loss_sum / divisor)
-            losses.append(loss_sum.detach())
-            progress(index + 1, "step")
-            if boundary:
+        for micro_step, micro_batch in enumerate(micro_batches, start=1):
+            losses.append(self._accumulate(micro_batch, divisor, partial(progress, micro_step)))
+            progress(micro_step, "step")
+            if is_update_boundary(micro_step, steps):
                 norm = self._update()
             else:
                 self.engine.step()
@@ -112,6 +105,19 @@ class WindowEngine:
             self.decayed_without_gradient = self._witness.close() if decays else []
             self._witness = None
         return WindowOutcome(torch.stack(losses).double(), learning_rate, norm if applied else None, applied)
+
+    def _accumulate(self, micro_batch: MicroBatch, divisor: float, progress: Callable[[str], None]) -> Tensor:
+        """Forward and backward of one micro-batch; returns its summed loss.
+
+        A method of its own, so that logits and graph are gone before the next micro-batch needs their memory.
+        """
+        progress("forward")
+        on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in micro_batch.items()}
+        loss_sum = self.loss.sum(self.engine(**model_inputs(on_device)), on_device)
+        progress("backward")
+        # Fed S_rk / d; the engine divides by N and averages over W: d (mean over the window) / d (parameters).
+        self.engine.backward(loss_sum / divisor)
+        return loss_sum.detach()
 
     def _update(self) -> float | None:
         """The boundary: reduce has happened in ``backward``; clip, step, advance the schedule. Returns the norm."""

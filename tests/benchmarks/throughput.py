@@ -1,6 +1,6 @@
 """Throughput against a bare DeepSpeed loop: the same model, data, config and number of windows, in alternating pairs.
 
-Run: python tests/benchmarks/throughput.py [--pairs 12] [--windows 12] [--config ds_configs/accum4.json]
+Run: python tests/benchmarks/throughput.py [--pairs 60] [--windows 2] [--config ds_configs/accum4.json]
 
 Both sides run in this process, each with an engine of its own, and take turns; which goes first alternates. A pair's
 ratio is (bare seconds) / (ours); its 95 % interval is a bootstrap over pairs. The bare side does what a tutorial does
@@ -57,8 +57,8 @@ def interval(ratios: list[float], rounds: int = 10_000) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--windows", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--config", type=Path, default=REPOSITORY / "ds_configs/accum4.json")
     parser.add_argument("--experiment", type=Path, default=REPOSITORY / "launch/experiments/stdlib-nano.yaml")
     arguments = parser.parse_args()
