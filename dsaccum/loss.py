@@ -61,7 +61,13 @@ def build_loss(factory: str | None, *, source: str | Path) -> SummedLoss:
     """
     if factory is None:
         return CausalLMLoss()
-    loss = load_factory(factory, source=source, key="loss.factory")()
+    try:
+        loss = load_factory(factory, source=source, key="loss.factory")()
+    except ConfigError:
+        raise
+    except Exception as error:
+        problem = f"the function raised {type(error).__name__}: {error}"
+        raise ConfigError(problem, source=source, key="loss.factory", value=factory) from error
     missing = [name for name in ("count", "sum") if not callable(getattr(loss, name, None))]
     if missing:
         problem = f"it returned {type(loss).__name__}, which has no method {' and no '.join(missing)}"
@@ -84,13 +90,14 @@ def model_inputs(micro_batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in micro_batch.items() if name != "labels"}
 
 
-def model_adds_loss(model: torch.nn.Module, vocabulary_size: int) -> bool:
+def model_adds_loss(model: torch.nn.Module, vocabulary_size: int, sequence_length: int) -> bool:
     """Whether the model's own loss is more than causal-LM cross entropy, e.g. a router's auxiliary loss.
 
-    A probe of 2 x 16 random tokens, in evaluation mode; models whose forward takes no ``labels`` have no loss to add.
+    A probe of two short rows of random tokens, in evaluation mode. A forward that takes no ``labels`` adds nothing.
     """
     device = next(model.parameters()).device
-    tokens = torch.randint(vocabulary_size, (2, 16), generator=torch.Generator().manual_seed(0)).to(device)
+    shape = (2, min(16, sequence_length))
+    tokens = torch.randint(vocabulary_size, shape, generator=torch.Generator().manual_seed(0)).to(device)
     was_training = model.training
     model.eval()
     try:
@@ -105,5 +112,5 @@ def model_adds_loss(model: torch.nn.Module, vocabulary_size: int) -> bool:
         return False
     loss, batch = CausalLMLoss(), {"labels": tokens}
     ours = loss.sum(outputs, batch) / loss.count(batch)
-    # Both are float32 means of the same 30 numbers, each exact to 2**-24; an auxiliary loss is larger by far.
+    # Both are float32 means of the same few numbers, each exact to 2**-24; an auxiliary loss is larger by far.
     return not torch.isclose(own.float(), ours, rtol=1e-5, atol=1e-6).item()

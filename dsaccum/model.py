@@ -80,12 +80,13 @@ def _from_architecture(
     wanted = {key: value for key, value in defaults.items() if not {key, base.attribute_map.get(key)} & set(overrides)}
     try:
         resolved = AutoConfig.for_model(architecture, **{**wanted, **_without_dropout(base), **overrides})
-        model = AutoModelForCausalLM.from_config(resolved, dtype=torch.float32)
+        _check_sizes(resolved, defaults["vocab_size"], sequence_length, source)
+        return AutoModelForCausalLM.from_config(resolved, dtype=torch.float32)
+    except ConfigError:
+        raise
     except Exception as error:
         problem = f"transformers cannot build this model ({type(error).__name__}: {error})"
         raise ConfigError(problem, source=source, key="model.config", value=config.config) from error
-    _check_sizes(resolved, defaults["vocab_size"], sequence_length, source)
-    return model
 
 
 def _from_pretrained(config: ModelConfig, vocabulary_size: int, sequence_length: int, source: str | Path) -> nn.Module:
@@ -98,7 +99,8 @@ def _from_pretrained(config: ModelConfig, vocabulary_size: int, sequence_length:
         changes = {**_without_dropout(base), **overrides, "use_cache": False}
         for key, value in changes.items():
             setattr(base, key, value)
-        model = AutoModelForCausalLM.from_pretrained(name, config=base, dtype=torch.float32)
+        _check_sizes(base, vocabulary_size, sequence_length, source)
+        return AutoModelForCausalLM.from_pretrained(name, config=base, dtype=torch.float32)
     except ConfigError:
         raise
     except Exception as error:
@@ -110,8 +112,6 @@ def _from_pretrained(config: ModelConfig, vocabulary_size: int, sequence_length:
             value=name,
             allowed="a directory written by save_pretrained, or a hub id that this machine can reach",
         ) from error
-    _check_sizes(base, vocabulary_size, sequence_length, source)
-    return model
 
 
 def _from_factory(factory: str, vocabulary_size: int, sequence_length: int, source: str | Path) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsaccum.batch import MICRO_BATCH_KEY, STEPS_KEY, TOTAL_KEY, EffectiveBatch
 from dsaccum.config.advice import warnings_for
-from dsaccum.config.auto import fill_auto
+from dsaccum.config.auto import fill_auto, unused_auto_values
 from dsaccum.config.combinations import check_combinations, look_up
 from dsaccum.config.errors import ConfigError, located_in
 from dsaccum.config.experiment import Experiment
@@ -77,6 +77,7 @@ def load_deepspeed_config(
     with located_in(path):
         check_keys(written, schema)
         batch, changes = resolve_batch(written, world_size, accumulation_steps, micro_batch)
+        unused = unused_auto_values(written, experiment)
         config = fill_auto(written | _batch_keys(batch), experiment, schema)
         check_gradient_clipping(config)
         check_optimizer(config, schema)
@@ -93,7 +94,7 @@ def load_deepspeed_config(
         precision=numerics.precision,
         accumulation_dtype=numerics.accumulation,
         gradient_clipping=float(config["gradient_clipping"]),
-        warnings=changes + warnings_for(config, numerics, experiment.run.steps, first_rates, schema),
+        warnings=changes + unused + warnings_for(config, numerics, experiment.run.steps, first_rates, schema),
     )
 
 

@@ -119,7 +119,7 @@ class AutoConfig(_Section):
     betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] | None = None
     eps: Annotated[float, Field(gt=0)] | None = None
     weight_decay: Annotated[float, Field(ge=0)] | None = None
-    warmup_num_steps: NonNegativeInt | None = None
+    warmup_num_steps: PositiveInt | None = None
     warmup_min_lr: Annotated[float, Field(ge=0)] | None = None
     warmup_max_lr: Annotated[float, Field(gt=0)] | None = None
     gradient_clipping: Annotated[float, Field(ge=0)] | None = None

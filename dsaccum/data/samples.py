@@ -168,7 +168,7 @@ def _refuse_impossible_shape(config: DataConfig, source_file: str | Path) -> Non
 def _too_small(samples: Samples, config: DataConfig, source_file: str | Path) -> ConfigError:
     count = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}"
     problem = f"the text has {len(samples.tokens)} tokens, which makes {count}; two are needed, one to hold out"
-    fix = "more text"
+    fix = "more text" if config.packing == "packed" else "more documents, or a longer sequence_length"
     if config.packing == "packed" and len(samples.tokens) >= 4:
         fix += f", or sequence_length: {len(samples.tokens) // 2} or less"
     return ConfigError(problem, source=source_file, key="data.sequence_length", value=config.sequence_length, fix=fix)

@@ -135,7 +135,9 @@ class WindowEngine:
         return norm
 
     @torch.no_grad()
-    def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[Tensor, int]:
+    def evaluate(
+        self, micro_batches: Iterable[MicroBatch], progress: Callable[[], None] = lambda: None
+    ) -> tuple[Tensor, int]:
         """Summed loss (float64 scalar on the device) and target count of this rank's micro-batches, without dropout.
 
         Every rank must bring the same number of micro-batches: at ZeRO 3 each forward is a collective.
@@ -143,6 +145,7 @@ class WindowEngine:
         self.engine.eval()
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
         for micro_batch in micro_batches:
+            progress()
             on_device = {name: tensor.to(self.device) for name, tensor in micro_batch.items()}
             total += self.loss.sum(self.engine(**model_inputs(on_device)), on_device)
             count += self.loss.count(micro_batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -46,7 +47,7 @@ class ConsoleProgress:
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False)
         else:
-            print(line, flush=True)
+            _print(line)
 
     def step(self, metrics: StepMetrics) -> None:
         """One optimizer step is done."""
@@ -59,9 +60,8 @@ class ConsoleProgress:
             self._bar.update(self._task, completed=metrics.step, figures=figures)
         elif self._due(metrics.step):
             left = self._seconds / metrics.step * (self._steps - metrics.step)
-            print(
-                f"step {metrics.step:>{len(str(self._steps))}}/{self._steps}  {figures}  {left:.0f} s left", flush=True
-            )
+            progress = f"step {metrics.step:>{len(str(self._steps))}}/{self._steps}"
+            _print(f"{progress}  {figures}  {left:.0f} s left")
             self._last_line = time.monotonic()
 
     def close(self) -> None:
@@ -73,6 +73,11 @@ class ConsoleProgress:
         every = max(1, self._steps // PLAIN_LINES)
         late = time.monotonic() - self._last_line > PLAIN_SECONDS
         return step in (1, self._steps) or step % every == 0 or late
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody may be left to read it, and the run goes on
+        print(line, flush=True)
 
 
 def _figures(metrics: StepMetrics, tokens_per_second: float) -> str:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks
 from dsaccum.training.outcome import RunFailed, say
-from dsaccum.training.watchdog import Watchdog
+from dsaccum.training.watchdog import Position, Watchdog
 
 _COMMUNICATION = ("gloo", "nccl", "connection", "process group", "broken pipe")
 
@@ -28,12 +28,22 @@ def failures_named(ranks: Ranks, watchdog: Watchdog) -> Iterator[None]:
         raise
     except Exception as error:
         where = watchdog.position
-        lost = watchdog.name_lost_ranks() if _is_communication(error) else None
-        if lost is not None:
-            raise RunFailed(f"{lost}; rank {ranks.rank} waited for it in {where}") from error
+        lost = watchdog.lost_ranks() if _is_communication(error) else {}
+        if lost:
+            first_survivor = min(set(range(ranks.world_size)) - set(lost))
+            raise RunFailed(
+                f"{_describe_lost(lost)}; the others were in {where}", own=ranks.rank == first_survivor
+            ) from error
         say("".join(traceback.format_exception(error)).rstrip())
         reason = " ".join(str(error).split())
         raise RunFailed(f"rank {ranks.rank} failed in {where}: {type(error).__name__}: {reason}", own=True) from error
+
+
+def _describe_lost(lost: dict[int, Position | None]) -> str:
+    return "; ".join(
+        f"rank {rank} has ended" + (f" (last heard of in {position})" if position is not None else "")
+        for rank, position in lost.items()
+    )
 
 
 def _is_communication(error: Exception) -> bool:

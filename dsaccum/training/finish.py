@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +25,13 @@ HELD_OUT_SAMPLES = 128
 LAST_STEPS = 10
 
 
-def held_out_loss(engine: WindowEngine, samples: Samples, pad_token: int, rank: int) -> float:
+def held_out_loss(
+    engine: WindowEngine, samples: Samples, pad_token: int, rank: int, progress: Callable[[], None]
+) -> float:
     """Mean over the target tokens of (at most ``HELD_OUT_SAMPLES`` of) the held-out split. A collective."""
     batch = engine.batch
     batches = held_out_batches(samples, batch.micro_batch, rank, batch.world_size, HELD_OUT_SAMPLES, pad_token)
-    loss_sum, count = engine.evaluate(batches)
+    loss_sum, count = engine.evaluate(batches, progress)
     totals = torch.stack([loss_sum, torch.tensor(float(count), dtype=torch.float64, device=loss_sum.device)])
     dist.all_reduce(totals)
     return float(totals[0] / totals[1])
@@ -78,7 +81,7 @@ def choose_prompt(samples: Samples, sequence_length: int) -> list[int]:
     """
     input_ids, labels = samples[0]
     masked = int((labels != NOT_A_TARGET).argmax())
-    length = masked if masked > 0 else sequence_length // 4
+    length = masked if masked > 0 else sequence_length // 2
     return list(map(int, input_ids[: max(1, min(length, sequence_length // 2))]))
 
 
@@ -128,7 +131,12 @@ def quote(prompt: str, text: str | None) -> list[str]:
     if text is None:
         return []
     bar = "-" * 80
-    return ["sample          after a held-out prompt, marked |>", bar, f"{prompt}|>{text}", bar]
+    return ["sample          after a held-out prompt, marked |>", bar, f"{_printable(prompt)}|>{_printable(text)}", bar]
+
+
+def _printable(text: str) -> str:
+    """Control characters as escapes: a sampled byte must not steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def next_command(inputs: Inputs) -> str:

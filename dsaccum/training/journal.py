@@ -62,9 +62,11 @@ class Journal:
         if self._metrics is not None:
             self._metrics.close()
 
-    def fail(self, reason: str) -> None:
-        """The run failed; safe to call from another thread, and after the end."""
-        self.end("failed", reason=reason)
+    def fail(self, reason: str, *, speaks: bool = False) -> None:
+        """The run failed; safe to call from another thread. A rank that ``speaks`` writes even if it isn't rank 0."""
+        self._console.close()
+        if self._is_first or speaks:
+            self._directory.write_record({**self._record, "status": "failed", "reason": reason})
 
     def _write_status(self, status: str, **figures: Any) -> None:
         if self._is_first:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def describe(inputs: Inputs, directory: str, versions: dict[str, str]) -> list[str]:
     """One line each; figures are those of the resolved configs."""
     experiment, deepspeed, data = inputs.experiment, inputs.deepspeed, inputs.data
-    sizes = parameter_count(inputs.model)
+    sizes = inputs.parameters
     trained = "" if sizes["trained"] == sizes["total"] else f", {sizes['trained']:,} of them trained"
     return [
         f"run             {experiment.name} -> {directory}",
@@ -79,7 +79,7 @@ def run_record(inputs: Inputs, ranks: Ranks, command: list[str], versions: dict[
             "total": batch.total,
         },
         "data": inputs.data.description,
-        "parameters": parameter_count(inputs.model),
+        "parameters": inputs.parameters,
         "versions": versions,
         "command": command,
     }

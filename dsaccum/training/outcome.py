@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -26,7 +27,7 @@ class RunFailed(Exception):
     """The run could not be carried out; the message names rank, step and cause.
 
     Args:
-        own: whether this rank alone knows of it; otherwise all ranks fail alike, and rank 0 says so for all.
+        own: whether this rank speaks, be it rank 0 or not: nobody else knows. Otherwise rank 0 speaks for all.
     """
 
     def __init__(self, message: str, *, own: bool = False) -> None:
@@ -45,13 +46,15 @@ def refuse(error: ConfigError, ranks: Ranks) -> ExitCode:
 
 
 def say(line: str) -> None:
-    """One whole line on stderr, so that ranks don't mix within it."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    """One whole line on stderr, so that ranks don't mix within it; nobody may be left to read it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
 
 def end_now(code: ExitCode) -> None:
     """End this process without waiting for anybody: a peer that hangs would hold up any orderly way out."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 from torch import nn
@@ -45,6 +47,8 @@ class Inputs:
     data: Data
     order: WindowOrder
     model: nn.Module
+    parameters: dict[str, int]
+    """Counted before DeepSpeed has it: at ZeRO 3 a partitioned parameter says that it is empty."""
     loss: SummedLoss
 
 
@@ -80,7 +84,7 @@ def read_inputs(arguments: TrainArguments, ranks: Ranks) -> Inputs:
         pad_token=data.tokenizer.pad_token,
         source=source,
     )
-    if experiment.loss.factory is None and model_adds_loss(model, len(data.tokenizer)):
+    if experiment.loss.factory is None and model_adds_loss(model, len(data.tokenizer), experiment.data.sequence_length):
         raise ConfigError(
             "the model's forward adds a loss of its own to the cross entropy (a router's auxiliary loss?)",
             source=source,
@@ -88,7 +92,7 @@ def read_inputs(arguments: TrainArguments, ranks: Ranks) -> Inputs:
             allowed="FILE.py:function that states the whole loss",
             fix="switch it off in model.config (output_router_logits: false), or write loss.factory",
         )
-    return Inputs(arguments, experiment, deepspeed, data, order, model, loss)
+    return Inputs(arguments, experiment, deepspeed, data, order, model, opening.parameter_count(model), loss)
 
 
 def execute(inputs: Inputs, ranks: Ranks, *, command: list[str], started: float) -> ExitCode:
@@ -106,25 +110,27 @@ def execute(inputs: Inputs, ranks: Ranks, *, command: list[str], started: float)
     """
     settings = inputs.experiment.run
     _join(ranks, settings.timeout_s)
-    watchdog = Watchdog(ranks, settings.timeout_s).start()
     stop = StopRequest().listen()
-    with failures_named(ranks, watchdog):
-        engine = _build_engine(inputs)
-        journal, directory = _open_journal(inputs, ranks, engine, command)
-        watchdog.on_end = journal.fail
-        try:
+    watchdog = Watchdog(ranks, settings.timeout_s, stop).start()
+    journal: Journal | None = None
+    try:
+        with failures_named(ranks, watchdog):
+            engine = _build_engine(inputs)
+            journal, directory = _open_journal(inputs, ranks, engine, command)
+            watchdog.on_end = partial(journal.fail, speaks=True)
             loop = _build_loop(inputs, ranks, engine, watchdog, stop, journal)
             steps = loop.run(settings.steps, settings.max_skipped)
-            watchdog.at(steps, 0, "finish")
-            _finish(inputs, ranks, engine, journal, directory, steps, started)
-        except BaseException as error:
-            journal.fail(f"{type(error).__name__}: {error}")
-            raise
-        watchdog.stop()
+            _finish(inputs, ranks, engine, watchdog, journal, directory, steps, started)
+    except RunFailed as failure:
+        if journal is not None:
+            journal.fail(str(failure), speaks=failure.own)
+        raise
+    watchdog.stop()
     dist.destroy_process_group()
-    if stop.signal is not None and steps < settings.steps:
+    if steps < settings.steps:
+        asked_by = stop.reason or "another rank's stop request"
         raise RunFailed(
-            f"stopped by {stop.signal.name} after step {steps} of {settings.steps}; the model is in {directory.model}"
+            f"stopped by {asked_by} after step {steps} of {settings.steps}; the model is in {directory.model}"
         )
     return ExitCode.DONE
 
@@ -134,9 +140,10 @@ def _join(ranks: Ranks, timeout_s: float) -> None:
         start_process_group(ranks, timedelta(seconds=timeout_s + COLLECTIVE_MARGIN_S))
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise RunFailed(
-            f"rank {ranks.rank} could not join the other {ranks.world_size - 1} ranks: {reason}", own=True
-        ) from error
+        if "EADDRINUSE" in reason:
+            port = os.environ["MASTER_PORT"]
+            reason = f"port {port} is in use, by another run perhaps; fix: deepspeed --master_port {int(port) + 1} ..."
+        raise RunFailed(f"rank {ranks.rank} of {ranks.world_size} could not start: {reason}", own=True) from error
 
 
 def _build_engine(inputs: Inputs) -> WindowEngine:
@@ -198,6 +205,7 @@ def _finish(
     inputs: Inputs,
     ranks: Ranks,
     engine: WindowEngine,
+    watchdog: Watchdog,
     journal: Journal,
     directory: RunDirectory,
     steps: int,
@@ -205,11 +213,14 @@ def _finish(
 ) -> None:
     """Held-out loss, the saved model, a sample, and what to try next."""
     data = inputs.data
-    held_out = finish.held_out_loss(engine, data.held_out, data.tokenizer.pad_token, ranks.rank)
+    progress = partial(watchdog.at, steps, 0, "finish")
+    held_out = finish.held_out_loss(engine, data.held_out, data.tokenizer.pad_token, ranks.rank, progress)
     state = engine.full_state_dict()
+    progress()
     if state is None:
         return
     finish.save_model(inputs.model, state, data.tokenizer, directory.model)
+    progress()
     complete = steps == inputs.experiment.run.steps
     figures = finish.Figures(journal.losses, held_out, journal.tokens / max(journal.seconds, 1e-9))
     journal.end("finished" if complete else "interrupted", **figures.record())

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT ask the run to stop at the next boundary; asking again, later, ends this rank at once."""
+"""A request to stop at the next boundary: by SIGTERM or SIGINT, or because nobody waits for this rank any more."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ SAME_REQUEST_S = 5.0
 
 
 class StopRequest:
-    """Whether somebody asked this rank to stop."""
+    """Whether somebody asked this rank to stop, and who."""
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+        self.reason: str | None = None
         self._asked_at = 0.0
 
     @property
     def made(self) -> bool:
-        """True once a signal has come."""
-        return self.signal is not None
+        """True once somebody has asked."""
+        return self.reason is not None
+
+    def ask(self, reason: str) -> None:
+        """Ask for a stop at the next boundary; the first reason is kept."""
+        if self.reason is None:
+            self.reason, self._asked_at = reason, time.monotonic()
 
     def listen(self) -> StopRequest:
-        """Handle SIGTERM and SIGINT from now on; main thread only."""
+        """Let SIGTERM and SIGINT ask from now on; main thread only. Asking again, later, ends this rank at once."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
         return self
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.signal is None:
-            self.signal, self._asked_at = signal.Signals(number), now
-        elif now - self._asked_at > SAME_REQUEST_S:
+        if self.made and time.monotonic() - self._asked_at > SAME_REQUEST_S:
             end_now(ExitCode.FAILED)
+        self.ask(signal.Signals(number).name)

@@ -13,10 +13,13 @@ import torch.distributed as dist
 
 from dsaccum.engine.process import Ranks
 from dsaccum.training.outcome import ExitCode, end_now, say
+from dsaccum.training.stop_request import StopRequest
 
 PHASES = ("setup", "data", "exchange", "forward", "backward", "step", "finish")
 """What a rank can be doing, in the order of a window; a rank that is behind the others is the one that hangs."""
 BEAT_S = 1.0
+ALONE_S = 60.0
+"""How long a rank may take to reach the boundary and save when its launcher is gone."""
 
 
 @dataclass(frozen=True, order=True)
@@ -41,14 +44,16 @@ class Watchdog:
     Args:
         ranks: this rank's place.
         timeout_s: longest time without any progress, in seconds.
+        stop: asked when the launcher is gone, so that the run can end in good order.
     """
 
-    def __init__(self, ranks: Ranks, timeout_s: float) -> None:
-        self._ranks, self._timeout_s = ranks, timeout_s
+    def __init__(self, ranks: Ranks, timeout_s: float, stop: StopRequest) -> None:
+        self._ranks, self._timeout_s, self._stop_request = ranks, timeout_s, stop
         self.on_end: Callable[[str], None] = lambda _: None
         """Called with the reason, on the way out; whoever keeps the run's record puts it here."""
         self._position, self._moved = Position(0, 0, 0), time.monotonic()
         self._launchers = _launchers() if ranks.launched else []
+        self._alone_since: float | None = None
         self._store = dist.distributed_c10d._get_default_store()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -73,23 +78,22 @@ class Watchdog:
         """Where this rank stands."""
         return self._position
 
-    def name_lost_ranks(self) -> str | None:
-        """Which ranks no longer give a sign of life, for a collective that failed; takes two heartbeats and a half.
+    def lost_ranks(self) -> dict[int, Position | None]:
+        """Ranks that give no sign of life, with where they were last heard of; takes two heartbeats and a half.
 
-        None when all live. When the store itself is gone, it is rank 0, which keeps it.
+        Rank 0 keeps the heartbeats: when they can't be read, it is the one that is gone, and its position unknown.
         """
         before = self._heartbeats()
         if before is not None:
             time.sleep(2.5 * BEAT_S)
         after = self._heartbeats()
         if before is None or after is None:
-            return None if self._ranks.is_first else "rank 0 has ended (last seen: unknown, it kept the record)"
-        lost = [
-            f"rank {rank} has ended (last seen in {position})"
+            return {} if self._ranks.is_first else {0: None}
+        return {
+            rank: position
             for rank, (beat, position) in after.items()
             if rank != self._ranks.rank and beat == before[rank][0]
-        ]
-        return "; ".join(lost) or None
+        }
 
     def _watch(self) -> None:
         beat = 0
@@ -97,9 +101,17 @@ class Watchdog:
             beat += 1
             self._publish(beat)
             if any(_is_gone(launcher) for launcher in self._launchers):
-                self._end(f"rank {self._ranks.rank}: the launcher is gone; stopped in {self._position}")
+                self._go_on_alone()
             if time.monotonic() - self._moved > self._timeout_s:
                 self._end(self._describe_hang())
+
+    def _go_on_alone(self) -> None:
+        """The launcher is gone (it takes no care of its ranks when a signal ends it): reach the boundary, save, end."""
+        now = time.monotonic()
+        self._stop_request.ask("the end of its launcher")
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since > ALONE_S:
+            self._end(f"rank {self._ranks.rank}: the launcher is gone since {ALONE_S:.0f} s; ended in {self._position}")
 
     def _describe_hang(self) -> str:
         waited = f"no progress for {self._timeout_s:g} s (run.timeout_s)"

@@ -93,7 +93,8 @@ def main() -> None:
     loop = TrainingLoop(
         engine=ours, stream=stream,
         exchange=ControlExchange(ranks.rank, settings.batch.accumulation_steps, ours.device),
-        watchdog=Watchdog(ranks, 600).start(), stop=StopRequest(), record=metrics.write, note=lambda line: None,
+        watchdog=Watchdog(ranks, 600, stop := StopRequest()).start(), stop=stop, record=metrics.write,
+        note=lambda line: None,
     )  # fmt: skip
 
     def run(side: str) -> float:

@@ -170,7 +170,7 @@ def test_shipped_files_are_sound_and_warn_of_nothing(path, world_size, divisor):
     experiment = Experiment(
         name="x",
         model=ModelConfig(architecture="gpt2"),
-        auto=AutoConfig(warmup_num_steps=10),
+        auto=AutoConfig(lr=3e-3, warmup_min_lr=3e-4, warmup_num_steps=10),
         run=RunConfig(steps=150),
     )
     machine = Machine(device="cpu", has_compiler=False, supports_fp16=False)

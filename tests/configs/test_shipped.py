@@ -15,16 +15,18 @@ from tests.training.launching import REPOSITORY, Ended, run_train
 JSONS = sorted((REPOSITORY / "ds_configs").glob("*.json"))
 EXPERIMENTS = sorted((REPOSITORY / "launch" / "experiments").glob("*.yaml"))
 SMALL_MODEL = {
-    "gpt2-small": ["model.config={n_layer: 2, n_head: 2, n_embd: 32}", "data.tokenizer=bytes", "auto.lr=0.001"],
+    "gpt2-small": ["model.config={n_layer: 2, n_head: 2, n_embd: 32}", "data.tokenizer=bytes"],
     "llama-nano": [
         "model.config={num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64, num_attention_heads: 2}"
     ],
 }
-SMALL_GPT2 = ["model.config={n_layer: 1, n_head: 2, n_embd: 32}"]
+SMALL_GPT_NEOX = [
+    "model.config={num_hidden_layers: 1, num_attention_heads: 2, hidden_size: 32, intermediate_size: 128}"
+]
 
 
 def run_small(cwd: Path, config: Path, experiment: Path) -> Ended:
-    changes = [*SMALL_MODEL.get(experiment.stem, SMALL_GPT2), "data.sequence_length=128", "auto.warmup_num_steps=1"]
+    changes = [*SMALL_MODEL.get(experiment.stem, SMALL_GPT_NEOX), "data.sequence_length=128", "auto.warmup_num_steps=1"]
     flags = [flag for change in changes for flag in ("--set", change)]
     return run_train("--experiment", str(experiment), "--steps", "2", *flags, cwd=cwd, deepspeed=config)
 

@@ -72,9 +72,9 @@ class AddsLoss(torch.nn.Module):
 
 
 def test_a_loss_added_by_the_model_is_noticed() -> None:
-    assert model_adds_loss(AddsLoss(0.001), VOCABULARY)
-    assert not model_adds_loss(AddsLoss(0.0), VOCABULARY), "control"
-    assert not model_adds_loss(tiny_gpt(), VOCABULARY)
+    assert model_adds_loss(AddsLoss(0.001), VOCABULARY, 16)
+    assert not model_adds_loss(AddsLoss(0.0), VOCABULARY, 16), "control"
+    assert not model_adds_loss(tiny_gpt(), VOCABULARY, 16)
 
 
 def test_a_factory_states_another_loss(tmp_path: Path) -> None:
@@ -88,6 +88,7 @@ def test_a_factory_states_another_loss(tmp_path: Path) -> None:
     [
         ("def make(): return 3", "make", "it returned int, which has no method count and no sum"),
         ("def make(): return 3", "mak", "has no function 'mak'"),
+        ("def make(): raise KeyError(3)", "make", "the function raised KeyError: 3"),
         ("import nothing_like_this", "make", "cannot be imported (ModuleNotFoundError"),
     ],
 )

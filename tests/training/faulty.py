@@ -30,7 +30,7 @@ class _Fault:
             case "hang":
                 time.sleep(3600)
             case "raise":
-                raise RuntimeError("out of memory, say")
+                raise RuntimeError("no more")
 
 
 class _Model(torch.nn.Module):

@@ -12,10 +12,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 TRAIN = REPOSITORY / "launch" / "train.py"
 ACCUM4 = REPOSITORY / "ds_configs" / "accum4.json"
-TINY = [
-    "--set", "model.config={n_layer: 1, n_head: 2, n_embd: 16}", "--set", "data.sequence_length=32",
-    "--set", "auto.warmup_num_steps=2",
-]  # fmt: skip
+TINY_MODEL = "model.config={num_hidden_layers: 1, num_attention_heads: 2, hidden_size: 16, intermediate_size: 64}"
+TINY = ["--set", TINY_MODEL, "--set", "data.sequence_length=32", "--set", "auto.warmup_num_steps=1"]
 
 
 @dataclass(frozen=True)
