@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dsaccum.data.samples import Samples
     from dsaccum.data.tokens import Tokenizer
     from dsaccum.engine.window_engine import WindowEngine
-    from dsaccum.training.run import Inputs
+    from dsaccum.training.inputs import Inputs
 
 HELD_OUT_SAMPLES = 128
 LAST_STEPS = 10

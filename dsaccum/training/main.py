@@ -26,7 +26,9 @@ def main(command_line: Sequence[str], default_experiment: Path) -> int:
         arguments = parse_arguments(command_line, default_experiment)
         if not arguments.verbose:
             quiet_libraries()
-        from dsaccum.training.run import execute, read_inputs  # torch and DeepSpeed: seconds that --help doesn't need
+        # torch and DeepSpeed come with these: seconds that --help and a wrong flag don't need.
+        from dsaccum.training.inputs import read_inputs
+        from dsaccum.training.run import execute
 
         limit_threads(ranks)
         inputs = read_inputs(arguments, ranks)

@@ -9,9 +9,7 @@ from dsaccum.batch import EffectiveBatch
 from dsaccum.engine.process import Ranks
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from dsaccum.training.run import Inputs
+    from dsaccum.training.inputs import Inputs
 
 
 def describe(inputs: Inputs, directory: str, versions: dict[str, str]) -> list[str]:
@@ -48,12 +46,6 @@ def batch_equation(batch: EffectiveBatch, sequence_length: int, *, padded: bool)
         f"{_counted(batch.accumulation_steps, 'accumulation step')} x {batch.micro_batch} micro-batch = "
         f"{_counted(batch.total, 'sample')}, {'at most ' if padded else ''}{batch.total * sequence_length:,} tokens"
     )
-
-
-def parameter_count(module: nn.Module) -> dict[str, int]:
-    """All parameters and the trained ones; tied weights count once."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
-    return {"total": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
 
 
 def installed_versions() -> dict[str, str]:

@@ -1,98 +1,32 @@
-"""A run from its two files to its directory: everything is read and checked first, then trained, then saved."""
+"""A run, from inputs that have been checked to a saved model: join the ranks, train, save, report."""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
 import torch.distributed as dist
-from torch import nn
 
-from dsaccum.config.deepspeed import DeepSpeedSettings, load_deepspeed_config
 from dsaccum.config.errors import ConfigError
-from dsaccum.config.experiment import Experiment
-from dsaccum.config.loading import load_experiment
-from dsaccum.data import Data, WindowOrder, WindowStream, load_data
+from dsaccum.data import WindowStream
 from dsaccum.engine.process import Ranks, start_process_group
-from dsaccum.engine.schema import installed_schema
 from dsaccum.engine.window_engine import WindowEngine
-from dsaccum.loss import SummedLoss, build_loss, model_adds_loss
-from dsaccum.model import build_model
 from dsaccum.training import finish, opening
-from dsaccum.training.arguments import TrainArguments
 from dsaccum.training.console import ConsoleProgress
 from dsaccum.training.control import ControlExchange
 from dsaccum.training.failure import failures_named
+from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
 from dsaccum.training.loop import TrainingLoop
 from dsaccum.training.outcome import ExitCode, RunFailed
-from dsaccum.training.run_directory import RunDirectory, check_output_directory, create_output_directory
+from dsaccum.training.run_directory import RunDirectory, create_output_directory
 from dsaccum.training.stop_request import StopRequest
 from dsaccum.training.watchdog import Watchdog
 
 COLLECTIVE_MARGIN_S = 30.0
 """Collectives give up this much later than the watchdog, which knows better whom to name."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """All that the user gave, read and checked."""
-
-    arguments: TrainArguments
-    experiment: Experiment
-    deepspeed: DeepSpeedSettings
-    data: Data
-    order: WindowOrder
-    model: nn.Module
-    parameters: dict[str, int]
-    """Counted before DeepSpeed has it: at ZeRO 3 a partitioned parameter says that it is empty."""
-    loss: SummedLoss
-
-
-def read_inputs(arguments: TrainArguments, ranks: Ranks) -> Inputs:
-    """Read both files, the data and the model. Changes nothing on disk.
-
-    Raises:
-        ConfigError: whatever the user can mend.
-    """
-    experiment = load_experiment(arguments.experiment, arguments.overrides)
-    deepspeed = load_deepspeed_config(
-        arguments.deepspeed,
-        schema=installed_schema(),
-        experiment=experiment,
-        world_size=ranks.world_size,
-        accumulation_steps=arguments.accumulation_steps,
-        micro_batch=arguments.micro_batch,
-    )
-    if ranks.is_first:
-        check_output_directory(arguments.output_directory)
-    source = arguments.experiment
-    loss = build_loss(experiment.loss.factory, source=source)
-    data = load_data(experiment.data, source)
-    order = WindowOrder(
-        len(data.samples), deepspeed.batch.total, experiment.data.last_window, experiment.data.seed, source
-    )
-    model = build_model(
-        experiment.model,
-        vocabulary_size=len(data.tokenizer),
-        sequence_length=experiment.data.sequence_length,
-        seed=experiment.run.seed,
-        end_token=data.tokenizer.end_token,
-        pad_token=data.tokenizer.pad_token,
-        source=source,
-    )
-    if experiment.loss.factory is None and model_adds_loss(model, len(data.tokenizer), experiment.data.sequence_length):
-        raise ConfigError(
-            "the model's forward adds a loss of its own to the cross entropy (a router's auxiliary loss?)",
-            source=source,
-            key="loss.factory",
-            allowed="FILE.py:function that states the whole loss",
-            fix="switch it off in model.config (output_router_logits: false), or write loss.factory",
-        )
-    return Inputs(arguments, experiment, deepspeed, data, order, model, opening.parameter_count(model), loss)
 
 
 def execute(inputs: Inputs, ranks: Ranks, *, command: list[str], started: float) -> ExitCode:

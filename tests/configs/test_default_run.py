@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.launching import REPOSITORY, run_train
+from tests.training.launching import REPOSITORY, environment_of_a_user, run_train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 CONFIGS = REPOSITORY / "ds_configs"
@@ -22,7 +22,7 @@ def losses(folder: Path, run: str) -> list[float]:
 
 
 def test_default_run_learns_python(tmp_path: Path) -> None:
-    ended = run_train(cwd=tmp_path, ranks=1, env=None)
+    ended = run_train(cwd=tmp_path, ranks=1, env=environment_of_a_user())
     print(ended.stdout)
     assert ended.code == 0, ended.said
     assert ended.seconds <= 180
@@ -55,7 +55,7 @@ def test_every_split_of_e_16_gives_the_same_losses(tmp_path: Path, experiment: s
     for number, (name, (ranks, config, flags)) in enumerate(runs.items(), start=1):
         ended = run_train(
             "--experiment", str(REPOSITORY / f"launch/experiments/{experiment}.yaml"), "--steps", "20", *flags,
-            cwd=tmp_path, ranks=ranks, deepspeed=CONFIGS / f"{config}.json",
+            cwd=tmp_path, ranks=ranks, deepspeed=CONFIGS / f"{config}.json", env=environment_of_a_user(),
         )  # fmt: skip
         assert ended.code == 0, ended.said
         found[name] = losses(tmp_path, f"{experiment}-{number}")

@@ -36,8 +36,14 @@ class Ended:
 
 
 def environment(**changes: str) -> dict[str, str]:
+    """This environment without any launcher's marks, with one thread per rank: tests share the cores."""
     outer = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
     return {**outer, "OMP_NUM_THREADS": "1", **changes}
+
+
+def environment_of_a_user() -> dict[str, str]:
+    """As ``environment``, with all cores."""
+    return {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
 
 
 def train_command(*flags: str, ranks: int | None, deepspeed: Path | str = ACCUM4, port: int = 0) -> list[str]:

@@ -1,0 +1,83 @@
+"""All that the user gave, read and checked before anything is started or written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from dsaccum.config.deepspeed import DeepSpeedSettings, load_deepspeed_config
+from dsaccum.config.errors import ConfigError
+from dsaccum.config.experiment import Experiment
+from dsaccum.config.loading import load_experiment
+from dsaccum.data import Data, WindowOrder, load_data
+from dsaccum.engine.process import Ranks
+from dsaccum.engine.schema import installed_schema
+from dsaccum.loss import SummedLoss, build_loss, model_adds_loss
+from dsaccum.model import build_model
+from dsaccum.training.arguments import TrainArguments
+from dsaccum.training.run_directory import check_output_directory
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that the user gave, read and checked."""
+
+    arguments: TrainArguments
+    experiment: Experiment
+    deepspeed: DeepSpeedSettings
+    data: Data
+    order: WindowOrder
+    model: nn.Module
+    parameters: dict[str, int]
+    """Counted before DeepSpeed has it: at ZeRO 3 a partitioned parameter says that it is empty."""
+    loss: SummedLoss
+
+
+def read_inputs(arguments: TrainArguments, ranks: Ranks) -> Inputs:
+    """Read both files, the data and the model. Changes nothing on disk.
+
+    Raises:
+        ConfigError: whatever the user can mend.
+    """
+    experiment = load_experiment(arguments.experiment, arguments.overrides)
+    deepspeed = load_deepspeed_config(
+        arguments.deepspeed,
+        schema=installed_schema(),
+        experiment=experiment,
+        world_size=ranks.world_size,
+        accumulation_steps=arguments.accumulation_steps,
+        micro_batch=arguments.micro_batch,
+    )
+    if ranks.is_first:
+        check_output_directory(arguments.output_directory)
+    source = arguments.experiment
+    loss = build_loss(experiment.loss.factory, source=source)
+    data = load_data(experiment.data, source)
+    order = WindowOrder(
+        len(data.samples), deepspeed.batch.total, experiment.data.last_window, experiment.data.seed, source
+    )
+    model = build_model(
+        experiment.model,
+        vocabulary_size=len(data.tokenizer),
+        sequence_length=experiment.data.sequence_length,
+        seed=experiment.run.seed,
+        end_token=data.tokenizer.end_token,
+        pad_token=data.tokenizer.pad_token,
+        source=source,
+    )
+    if experiment.loss.factory is None and model_adds_loss(model, len(data.tokenizer), experiment.data.sequence_length):
+        raise ConfigError(
+            "the model's forward adds a loss of its own to the cross entropy (a router's auxiliary loss?)",
+            source=source,
+            key="loss.factory",
+            allowed="FILE.py:function that states the whole loss",
+            fix="switch it off in model.config (output_router_logits: false), or write loss.factory",
+        )
+    return Inputs(arguments, experiment, deepspeed, data, order, model, _parameter_count(model), loss)
+
+
+def _parameter_count(module: nn.Module) -> dict[str, int]:
+    """All parameters and the trained ones; tied weights count once."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return {"total": sum(size for size, _ in sizes), "trained": sum(size for size, trained in sizes if trained)}
