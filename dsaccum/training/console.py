@@ -30,14 +30,13 @@ class ConsoleProgress:
         self._bar: Progress | None = None
         if is_first and sys.stdout.isatty():
             self._bar = Progress(
-                "{task.description}",
-                BarColumn(),
+                BarColumn(bar_width=12),  # the whole line fits 80 columns
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[figures]}"),
                 TimeRemainingColumn(),
                 console=Console(soft_wrap=True),
             )
-            self._task = self._bar.add_task("training", total=steps, figures="")
+            self._task = self._bar.add_task("", total=steps, figures="")
             self._bar.start()
 
     def note(self, line: str) -> None:
