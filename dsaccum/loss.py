@@ -13,16 +13,16 @@ With equal counts d is each micro-batch's own count n and this is the usual mean
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.config.factories import load_factory
+from dsaccum.config.factories import call_factory
 from dsaccum.data.samples import NOT_A_TARGET
 
 
@@ -61,13 +61,7 @@ def build_loss(factory: str | None, *, source: str | Path) -> SummedLoss:
     """
     if factory is None:
         return CausalLMLoss()
-    try:
-        loss = load_factory(factory, source=source, key="loss.factory")()
-    except ConfigError:
-        raise
-    except Exception as error:
-        problem = f"the function raised {type(error).__name__}: {error}"
-        raise ConfigError(problem, source=source, key="loss.factory", value=factory) from error
+    loss = call_factory(factory, source=source, key="loss.factory")
     missing = [name for name in ("count", "sum") if not callable(getattr(loss, name, None))]
     if missing:
         problem = f"it returned {type(loss).__name__}, which has no method {' and no '.join(missing)}"
@@ -76,41 +70,30 @@ def build_loss(factory: str | None, *, source: str | Path) -> SummedLoss:
     return loss
 
 
-def engine_divisor(window_targets: float, accumulation_steps: int, world_size: int) -> float:
+def window_count(loss: SummedLoss, micro_batches: Iterable[Mapping[str, Tensor]]) -> int:
+    """What this rank's part of a window is divided by.
+
+    Raises:
+        ValueError: the loss counts something that is no whole number of at least 0.
+    """
+    total = 0
+    for micro_batch in micro_batches:
+        count = loss.count(micro_batch)
+        if count != int(count) or count < 0:
+            raise ValueError(f"loss.factory: count must return a whole number of at least 0, it returned {count}")
+        total += int(count)
+    return total
+
+
+def engine_divisor(window_targets: int, accumulation_steps: int, world_size: int) -> float:
     """D = T / (N W): what a micro-batch's loss sum is divided by before the engine divides by N and averages over W.
 
     Args:
-        window_targets: T, target tokens of the whole window on all ranks; a window without any has gradient zero.
+        window_targets: T, target tokens of the whole window on all ranks. Without any, d is infinite: gradient zero.
     """
-    return max(window_targets, 1.0) / (accumulation_steps * world_size)
+    return window_targets / (accumulation_steps * world_size) if window_targets else math.inf
 
 
 def model_inputs(micro_batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the forward gets: everything but the labels, so that no model computes a loss of its own."""
     return {name: tensor for name, tensor in micro_batch.items() if name != "labels"}
-
-
-def model_adds_loss(model: torch.nn.Module, vocabulary_size: int, sequence_length: int) -> bool:
-    """Whether the model's own loss is more than causal-LM cross entropy, e.g. a router's auxiliary loss.
-
-    A probe of two short rows of random tokens, in evaluation mode. A forward that takes no ``labels`` adds nothing.
-    """
-    device = next(model.parameters()).device
-    shape = (2, min(16, sequence_length))
-    tokens = torch.randint(vocabulary_size, shape, generator=torch.Generator().manual_seed(0)).to(device)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            outputs = model(input_ids=tokens, labels=tokens)
-    except TypeError:
-        return False
-    finally:
-        model.train(was_training)
-    own = getattr(outputs, "loss", None)
-    if own is None:
-        return False
-    loss, batch = CausalLMLoss(), {"labels": tokens}
-    ours = loss.sum(outputs, batch) / loss.count(batch)
-    # Both are float32 means of the same few numbers, each exact to 2**-24; an auxiliary loss is larger by far.
-    return not torch.isclose(own.float(), ours, rtol=1e-5, atol=1e-6).item()

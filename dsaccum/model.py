@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsaccum.config.errors import ConfigError, nearest
-from dsaccum.config.factories import load_factory
+from dsaccum.config.factories import call_factory
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -100,7 +100,20 @@ def _from_pretrained(config: ModelConfig, vocabulary_size: int, sequence_length:
         for key, value in changes.items():
             setattr(base, key, value)
         _check_sizes(base, vocabulary_size, sequence_length, source)
-        return AutoModelForCausalLM.from_pretrained(name, config=base, dtype=torch.float32)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name, config=base, dtype=torch.float32, output_loading_info=True
+        )
+        if report["missing_keys"] or report.get("mismatched_keys"):
+            missing = sorted([*report["missing_keys"], *map(str, report.get("mismatched_keys", []))])
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ConfigError(
+                f"it holds no weights for {', '.join(missing[:3])}{more}, which would start at random",
+                source=source,
+                key="model.pretrained",
+                value=name,
+                fix="a checkpoint that fits its config.json and model.config",
+            )
+        return model
     except ConfigError:
         raise
     except Exception as error:
@@ -115,15 +128,14 @@ def _from_pretrained(config: ModelConfig, vocabulary_size: int, sequence_length:
 
 
 def _from_factory(factory: str, vocabulary_size: int, sequence_length: int, source: str | Path) -> nn.Module:
-    function = load_factory(factory, source=source, key="model.factory")
-    try:
-        model = function(vocabulary_size=vocabulary_size, sequence_length=sequence_length)
-    except Exception as error:
-        problem = f"the function raised {type(error).__name__}: {error}"
-        raise ConfigError(problem, source=source, key="model.factory", value=factory) from error
+    model = call_factory(
+        factory, source=source, key="model.factory", vocabulary_size=vocabulary_size, sequence_length=sequence_length
+    )
     if not isinstance(model, nn.Module):
         problem = f"it returned {type(model).__name__}"
         raise ConfigError(problem, source=source, key="model.factory", value=factory, allowed="a torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("the model has nothing to train", source=source, key="model.factory", value=factory)
     return model
 
 

@@ -114,9 +114,9 @@ def stream_of(case: Case, ranks: Ranks) -> WindowStream:
     return WindowStream(samples, order, case.batch, ranks.rank, pad_token=0)
 
 
-def run_dsaccum(ranks: Ranks, case: Case, model: nn.Module | None = None) -> Result:
+def run_dsaccum(ranks: Ranks, case: Case, model: nn.Module | None = None, loss: CausalLMLoss | None = None) -> Result:
     """Train the case through DeepSpeed with the product's own loop."""
-    engine = WindowEngine(model or tiny_gpt(), case.config, case.batch, CausalLMLoss())
+    engine = WindowEngine(model or tiny_gpt(), case.config, case.batch, loss or CausalLMLoss())
     metrics: list[StepMetrics] = []
     notes: list[str] = []
     loop = TrainingLoop(

@@ -26,6 +26,14 @@ def _is_sum(value: Any) -> bool:
     return str(value).lower() == "sum"
 
 
+def _is_false(value: Any) -> bool:
+    return value is False
+
+
+def _is_no_divisor(value: Any) -> bool:
+    return not value > 0
+
+
 def _is_several(value: Any) -> bool:
     return value not in (0, 1, None)
 
@@ -58,6 +66,13 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "delays parts of the update, so that no window is one step",
         "delete it",
     ),
+    (
+        "bf16.check_grad_overflow",
+        _is_false,
+        "lets one NaN micro-batch into every parameter at ZeRO 1 and 2",
+        "delete it",
+    ),
+    ("gradient_predivide_factor", _is_no_divisor, "is divided by", "delete it, or write 1.0"),
     ("sparse_gradients", _is_on, "reduces embeddings differently from other parameters", "delete it"),
 )
 
@@ -68,6 +83,7 @@ _GPU_ONLY_KEYS = (
     "zero_optimization.zero_quantized_gradients",
 )
 _GPU_OPTIMIZERS = ("lion", "lamb", "onebitadam", "onebitlamb", "zerooneadam")
+_OWN_SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 _TORCH_ADAM = 'write "type": "AdamW" with "torch_adam": true in params'
 
 
@@ -88,6 +104,7 @@ def check_combinations(config: Mapping[str, Any], zero_stage: int, schema: DeepS
     _check_offload(config.get("zero_optimization", {}), zero_stage)
     _check_optimizer_runs_here(config, schema.machine)
     _check_zero_knows_optimizer(config, zero_stage, schema)
+    _check_torch_scheduler(config, zero_stage)
 
 
 def look_up(config: Mapping[str, Any], dotted: str) -> Any:
@@ -149,3 +166,11 @@ def _check_zero_knows_optimizer(config: Mapping[str, Any], zero_stage: int, sche
             value=name,
             fix='write "zero_allow_untested_optimizer": true at the top level',
         )
+
+
+def _check_torch_scheduler(config: Mapping[str, Any], zero_stage: int) -> None:
+    name = look_up(config, "scheduler.type")
+    if zero_stage > 0 and name is not None and name not in _OWN_SCHEDULERS:
+        problem = f"torch's schedulers take no ZeRO {zero_stage} optimizer"
+        allowed = ", ".join(_OWN_SCHEDULERS)
+        raise ConfigError(problem, key="scheduler.type", value=name, allowed=allowed, fix='write "WarmupDecayLR"')

@@ -19,7 +19,9 @@ from dsaccum.config.reading import read_json_object
 from dsaccum.config.schema import DeepSpeedSchema
 from dsaccum.config.triangle import resolve_batch
 
-_UPDATES_AHEAD = 8
+_RATES_SHOWN = 8
+_UPDATES_AHEAD = 1000
+"""A schedule that is shorter than the run ends it; this many updates cost a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def load_deepspeed_config(
         zero_stage = int(look_up(config, "zero_optimization.stage") or 0)
         check_combinations(config, zero_stage, schema)
         numerics = resolve_numerics(config, zero_stage, schema.machine)
-        first_rates = _rehearse(config, experiment.run.steps, schema)
+        first_rates = _rehearse(config, experiment.run.steps, schema)[:_RATES_SHOWN]
     return DeepSpeedSettings(
         source=path,
         config=config,

@@ -24,8 +24,8 @@ def _is_a_file_name(name: str) -> str:
 
 FactoryReference = Annotated[str, AfterValidator(_names_a_function)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class _Section(BaseModel):
@@ -132,7 +132,7 @@ class RunConfig(_Section):
     """Optimizer steps, i.e. windows; not micro-steps."""
     seed: NonNegativeInt = 0
     """Initial weights."""
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0
     """The longest that any rank waits for another, in seconds."""
     max_skipped: PositiveInt = 10
     """So many skipped steps in a row end the run."""

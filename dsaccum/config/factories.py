@@ -19,7 +19,7 @@ def load_factory(reference: str, *, source: str | Path, key: str) -> Callable[..
     """
     path_text, _, name = reference.rpartition(":")
     path = Path(path_text)
-    if not path.is_file():
+    if not _is_file(path):
         raise ConfigError("there is no such file", source=source, key=key, value=reference, allowed="FILE.py:function")
     module_name = f"_dsaccum_factory_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -29,7 +29,7 @@ def load_factory(reference: str, *, source: str | Path, key: str) -> Callable[..
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         problem = f"the file cannot be imported ({type(error).__name__}: {error})"
         raise ConfigError(problem, source=source, key=key, value=reference) from error
     function = getattr(module, name, None)
@@ -44,3 +44,24 @@ def load_factory(reference: str, *, source: str | Path, key: str) -> Callable[..
             fix=f"{path_text}:{guess}" if guess else f"define {name} in {path}",
         )
     return function
+
+
+def call_factory(reference: str, *, source: str | Path, key: str, **arguments: Any) -> Any:
+    """Import the function and call it; whatever it raises, leaving included, is one line.
+
+    Raises:
+        ConfigError: it cannot be imported, or raised.
+    """
+    function = load_factory(reference, source=source, key=key)
+    try:
+        return function(**arguments)
+    except (Exception, SystemExit) as error:
+        problem = f"the function raised {type(error).__name__}: {error}"
+        raise ConfigError(problem, source=source, key=key, value=reference) from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for the file system
+        return False

@@ -15,7 +15,10 @@ ADAM_FAMILY = ("adam", "adamw")
 
 def is_number(value: Any) -> bool:
     """Whether a JSON value is a finite number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond what a float holds
+        return False
 
 
 def check_gradient_clipping(config: Mapping[str, Any]) -> None:

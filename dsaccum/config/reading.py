@@ -38,6 +38,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
             )
         except json.JSONDecodeError as error:
             raise ConfigError(_json_problem(text, error)) from None
+        except ConfigError:
+            raise
+        except ValueError as error:  # a number of thousands of digits
+            raise ConfigError(f"is no JSON that can be read: {error}") from None
         except RecursionError:
             raise ConfigError("is nested too deeply") from None
         if not isinstance(content, dict):
@@ -60,8 +64,9 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text; ``1e-4`` is a number here, as in YAML 1.2, not the text of YAML 1.1."""
-    loader = _StrictLoader(text)
+    loader: _StrictLoader | None = None
     try:
+        loader = _StrictLoader(text)  # refuses control characters at once
         return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
@@ -75,7 +80,8 @@ def parse_yaml(text: str) -> Any:
     except RecursionError:
         raise ConfigError("is nested too deeply") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _read_text(path: Path) -> str:

@@ -69,9 +69,26 @@ def _read_files(kind: str, paths: list[str], column: str, source_file: str | Pat
     if not paths:
         return []
     # A cache of its own: files that change between two runs can't be served from the last run's copy.
+    if kind == "json":
+        _refuse_rows_without_fields(paths, source_file)
     with tempfile.TemporaryDirectory() as cache, _quiet():
         dataset = _load_files(kind, paths, cache, source_file)
         return _column(dataset, column, {"source": source_file, "key": "data.column", "value": column})
+
+
+def _refuse_rows_without_fields(paths: list[str], source_file: str | Path) -> None:
+    """A bare ``null`` as a row makes the library crash the whole process."""
+    for path in paths:
+        with open(path, "rb") as file:
+            first = next((line.strip() for line in file if line.strip()), b"{")
+            if first[:1] not in (b"{", b"["):
+                raise ConfigError(
+                    "holds no JSON objects",
+                    source=source_file,
+                    key="data.files",
+                    value=path,
+                    allowed="one object per line, or a list of objects",
+                )
 
 
 def _load_files(kind: str, paths: list[str], cache: str, source_file: str | Path) -> Any:

@@ -83,11 +83,10 @@ class WindowOrder:
 
     def _slice_of_stream(self, start: int) -> np.ndarray:
         """E entries from position ``start`` of all epochs' orders, one after the other."""
-        epochs, indices = np.divmod(np.arange(start, start + self.effective_batch), self.num_samples)
-        ids = np.empty(self.effective_batch, np.int64)
-        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-            ids[epochs == epoch] = self._epoch(epoch)[indices[epochs == epoch]]
-        return ids
+        first, offset = divmod(start, self.num_samples)
+        epochs = -(-(offset + self.effective_batch) // self.num_samples)
+        orders = np.concatenate([self._epoch(first + index) for index in range(epochs)])
+        return orders[offset : offset + self.effective_batch]
 
 
 def rank_rows(window_ids: np.ndarray, rank: int, batch: EffectiveBatch) -> np.ndarray:

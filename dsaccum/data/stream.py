@@ -41,6 +41,10 @@ class WindowStream:
         """Samples of a window on this rank, [N, B], int64; ``FILLER`` for rows without a sample."""
         return rank_rows(self.order.sample_ids(window), self.rank, self.batch)
 
+    def samples_in(self, window: int) -> int:
+        """How many of this rank's rows in a window hold a sample."""
+        return int((self.sample_ids(window) != FILLER).sum())
+
     def window(self, index: int) -> list[dict[str, torch.Tensor]]:
         """The N micro-batches of a window on this rank; see ``collate`` for what each holds."""
         return [collate(self.samples, ids, self.pad_token) for ids in self.sample_ids(index)]

@@ -158,10 +158,15 @@ def rehearse(config: dict[str, Any], updates: int) -> list[float]:
     parsed = copy.deepcopy(config)
     parsed.pop("train_batch_size", None)  # DeepSpeed would check it against a world that isn't there yet
     DeepSpeedConfig(parsed)
-    weight = torch.nn.Parameter(torch.zeros(1))
+    weight = torch.nn.Parameter(torch.zeros(1, 1))
+    weight.grad = torch.ones_like(weight)
     name, parameters = config["optimizer"]["type"], config["optimizer"].get("params", {})
     if name.lower() in DEEPSPEED_OPTIMIZERS:
+        # Its own classes may need a GPU or a compiler; what they share with torch's AdamW is tried, the rest is not.
         shared = {key: parameters[key] for key in ("lr", "betas", "eps", "weight_decay") if key in parameters}
+        if parameters.get("torch_adam"):
+            shared = {key: value for key, value in parameters.items() if key not in _POPPED_ADAM_PARAMETERS}
+            shared.pop("bias_correction", None)
         optimizer: torch.optim.Optimizer = torch.optim.AdamW([weight], **shared)
     else:
         optimizer = getattr(torch.optim, name)([weight], **parameters)

@@ -73,7 +73,7 @@ class WindowEngine:
         return torch.device(self.engine.device)
 
     def run_window(
-        self, micro_batches: Sequence[MicroBatch], window_targets: float, progress: Progress = lambda *_: None
+        self, micro_batches: Sequence[MicroBatch], window_targets: int, progress: Progress = lambda *_: None
     ) -> WindowOutcome:
         """Accumulate N micro-batches and make the one optimizer step.
 

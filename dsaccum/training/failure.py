@@ -28,7 +28,8 @@ def failures_named(ranks: Ranks, watchdog: Watchdog) -> Iterator[None]:
         raise
     except Exception as error:
         where = watchdog.position
-        lost = watchdog.lost_ranks() if _is_communication(error) else {}
+        watchdog.publish()
+        lost = watchdog.lost_ranks() if is_communication(error) else {}
         if lost:
             first_survivor = min(set(range(ranks.world_size)) - set(lost))
             raise RunFailed(
@@ -46,7 +47,8 @@ def _describe_lost(lost: dict[int, Position | None]) -> str:
     )
 
 
-def _is_communication(error: Exception) -> bool:
+def is_communication(error: Exception) -> bool:
+    """Whether an error tells of another rank rather than of this one: a collective that broke."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()

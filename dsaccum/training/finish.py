@@ -126,12 +126,18 @@ class Figures:
         ]
 
 
-def quote(prompt: str, text: str | None) -> list[str]:
-    """The sampled text behind its prompt, set off from the other lines."""
+def sample_lines(directory: Path, held_out: Samples, tokenizer: Tokenizer, sequence_length: int) -> list[str]:
+    """A sampled text behind its prompt, set off from the other lines. The run is over: nothing here may fail it."""
+    prompt = choose_prompt(held_out, sequence_length)
+    try:
+        text = sample_text(directory, prompt, tokenizer, sequence_length)
+    except Exception as error:
+        return [f"sample          none: {type(error).__name__}: {' '.join(str(error).split())}"]
     if text is None:
         return []
     bar = "-" * 80
-    return ["sample          after a held-out prompt, marked |>", bar, f"{_printable(prompt)}|>{_printable(text)}", bar]
+    quoted = f"{_printable(tokenizer.decode(prompt))}|>{_printable(text)}"
+    return ["sample          after a held-out prompt, marked |>", bar, quoted, bar]
 
 
 def _printable(text: str) -> str:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from dsaccum.config.deepspeed import DeepSpeedSettings, load_deepspeed_config
-from dsaccum.config.errors import ConfigError
 from dsaccum.config.experiment import Experiment
 from dsaccum.config.loading import load_experiment
 from dsaccum.data import Data, WindowOrder, load_data
 from dsaccum.engine.process import Ranks
 from dsaccum.engine.schema import installed_schema
-from dsaccum.loss import SummedLoss, build_loss, model_adds_loss
+from dsaccum.loss import SummedLoss, build_loss
 from dsaccum.model import build_model
+from dsaccum.probe import check_causal_language_model
 from dsaccum.training.arguments import TrainArguments
 from dsaccum.training.run_directory import check_output_directory
 
@@ -66,14 +66,8 @@ def read_inputs(arguments: TrainArguments, ranks: Ranks) -> Inputs:
         pad_token=data.tokenizer.pad_token,
         source=source,
     )
-    if experiment.loss.factory is None and model_adds_loss(model, len(data.tokenizer), experiment.data.sequence_length):
-        raise ConfigError(
-            "the model's forward adds a loss of its own to the cross entropy (a router's auxiliary loss?)",
-            source=source,
-            key="loss.factory",
-            allowed="FILE.py:function that states the whole loss",
-            fix="switch it off in model.config (output_router_logits: false), or write loss.factory",
-        )
+    if experiment.loss.factory is None:
+        check_causal_language_model(model, len(data.tokenizer), experiment.data.sequence_length, source)
     return Inputs(arguments, experiment, deepspeed, data, order, model, _parameter_count(model), loss)
 
 

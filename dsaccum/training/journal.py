@@ -7,6 +7,7 @@ from typing import Any
 
 from dsaccum.training.console import ConsoleProgress
 from dsaccum.training.metrics import MetricsFile, StepMetrics
+from dsaccum.training.outcome import say
 from dsaccum.training.run_directory import RunDirectory
 
 MonitorWriter = Callable[[list[tuple[str, float, int]]], None]
@@ -63,10 +64,17 @@ class Journal:
             self._metrics.close()
 
     def fail(self, reason: str, *, speaks: bool = False) -> None:
-        """The run failed; safe to call from another thread. A rank that ``speaks`` writes even if it isn't rank 0."""
+        """The run failed; safe to call from another thread, and never fails itself.
+
+        A rank that ``speaks`` writes even if it isn't rank 0; the first to write is nearest to the cause.
+        """
         self._console.close()
-        if self._is_first or speaks:
+        if not (self._is_first or speaks) or self._directory.status() in ("failed", "finished", "interrupted"):
+            return
+        try:
             self._directory.write_record({**self._record, "status": "failed", "reason": reason})
+        except OSError as error:
+            say(f"error: {self._directory.path} could not be told that the run failed: {error}")
 
     def _write_status(self, status: str, **figures: Any) -> None:
         if self._is_first:

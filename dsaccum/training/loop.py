@@ -10,6 +10,7 @@ from functools import partial
 
 from dsaccum.data.stream import WindowStream
 from dsaccum.engine.window_engine import WindowEngine, WindowOutcome
+from dsaccum.loss import window_count
 from dsaccum.training.control import Agreement, ControlExchange, WindowReport
 from dsaccum.training.metrics import StepMetrics
 from dsaccum.training.outcome import RunFailed
@@ -70,8 +71,8 @@ class TrainingLoop:
         for step in range(1, steps + 1):
             self._watchdog.at(step, 0, "data")
             micro_batches = self._stream.window(step - 1)
-            targets = sum(self._engine.loss.count(micro_batch) for micro_batch in micro_batches)
-            rows = int((self._stream.sample_ids(step - 1) >= 0).sum())
+            targets = window_count(self._engine.loss, micro_batches)
+            rows = self._stream.samples_in(step - 1)
 
             self._watchdog.at(step, 0, "exchange")
             window = self._agree(finished, targets=targets, samples=rows)
@@ -102,14 +103,17 @@ class TrainingLoop:
             self._note(_describe_decay(self._engine.decayed_without_gradient))
         self._skipped_in_a_row = 0 if outcome.applied else self._skipped_in_a_row + 1
         if not outcome.applied:
-            self._note(_describe_skip(finished.step, agreement, self._skipped_in_a_row))
+            self._note(
+                f"step {finished.step} skipped on all ranks: {_where(agreement)} ({self._skipped_in_a_row} in a row)"
+            )
+        elif agreement.non_finite_ranks:
+            self._note(f"step {finished.step} applied, its gradient is finite, and yet {_where(agreement)}")
         self._record(
             StepMetrics(
                 step=finished.step,
                 samples=finished.samples,
                 tokens=finished.tokens,
-                # The mean over all target tokens of the window on all ranks, as one big batch would have it.
-                loss=agreement.loss_sum / max(finished.targets, 1) if outcome.applied else None,
+                loss=_window_loss(finished, agreement),
                 learning_rate=outcome.learning_rate,
                 gradient_norm=outcome.gradient_norm,
                 seconds=finished.seconds,
@@ -133,15 +137,19 @@ def _report(outcome: WindowOutcome) -> WindowReport:
     )
 
 
-def _describe_skip(step: int, agreement: Agreement, in_a_row: int) -> str:
+def _window_loss(finished: Finished, agreement: Agreement) -> float | None:
+    """The mean over all target tokens of the window on all ranks; None where it has no finite value."""
+    known = finished.outcome.applied and not agreement.non_finite_ranks and finished.targets
+    return agreement.loss_sum / finished.targets if known else None
+
+
+def _where(agreement: Agreement) -> str:
     if agreement.culprit is not None:
         rank, micro_step = agreement.culprit
-        where = f"the loss of rank {rank}, micro-step {micro_step}, is not finite"
-    elif agreement.non_finite_ranks:
-        where = f"the losses of {agreement.non_finite_ranks} ranks are not finite"
-    else:
-        where = "every loss is finite, the gradient is not"
-    return f"step {step} skipped on all ranks: {where} ({in_a_row} in a row)"
+        return f"the loss of rank {rank}, micro-step {micro_step}, is not finite"
+    if agreement.non_finite_ranks:
+        return f"the losses of {agreement.non_finite_ranks} ranks are not finite"
+    return "every loss is finite, the gradient is not"
 
 
 def _describe_decay(names: list[str]) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dsaccum.config.errors import ConfigError
@@ -20,6 +25,7 @@ def main(command_line: Sequence[str], default_experiment: Path) -> int:
         default_experiment: the YAML to use when ``--experiment`` is not given.
     """
     started = time.perf_counter()
+    _open_streams()
     ranks = Ranks.from_environment()
     joined = False
     try:
@@ -31,7 +37,8 @@ def main(command_line: Sequence[str], default_experiment: Path) -> int:
         from dsaccum.training.run import execute
 
         limit_threads(ranks)
-        inputs = read_inputs(arguments, ranks)
+        with _one_line(verbose=arguments.verbose):
+            inputs = read_inputs(arguments, ranks)
         joined = True
         code = execute(inputs, ranks, command=list(command_line), started=started)
     except ConfigError as error:
@@ -43,3 +50,28 @@ def main(command_line: Sequence[str], default_experiment: Path) -> int:
     if joined and code is not ExitCode.DONE:
         end_now(code)
     return code
+
+
+@contextlib.contextmanager
+def _one_line(*, verbose: bool) -> Iterator[None]:
+    """A net below all checks: what no check has foreseen is still the input's doing, and one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        reason = " ".join(str(error).split())
+        problem = f"the input cannot be used ({type(error).__name__}: {reason})"
+        raise ConfigError(problem, fix="look at the value named here; --verbose shows where it was read") from error
+
+
+def _open_streams() -> None:
+    """Make stdout and stderr safe to write to: closed ones lead nowhere, and no character can break the run."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (open to the end of the process)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,13 +40,22 @@ class MetricsFile:
     """Appends steps to ``metrics.jsonl``; each line reaches the file before the next step begins."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file = path.open("ab", buffering=0)
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one line."""
-        self._file.write(json.dumps(asdict(metrics), allow_nan=False) + "\n")
-        self._file.flush()
+        numbers = {name: value if math.isfinite(value) else None for name, value in _given(metrics)}
+        line = (json.dumps(asdict(metrics) | numbers, allow_nan=False) + "\n").encode()
+        whole = self._file.tell()
+        if self._file.write(line) != len(line):  # a full disk takes a part
+            self._file.truncate(whole)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def close(self) -> None:
         """Write no more."""
         self._file.close()
+
+
+def _given(metrics: StepMetrics) -> Iterator[tuple[str, float]]:
+    return ((name, value) for name, value in asdict(metrics).items() if isinstance(value, float))

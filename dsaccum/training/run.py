@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from datetime import timedelta
 from functools import partial
 
+import torch
 import torch.distributed as dist
 
 from dsaccum.config.errors import ConfigError
@@ -16,7 +18,7 @@ from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.training import finish, opening
 from dsaccum.training.console import ConsoleProgress
 from dsaccum.training.control import ControlExchange
-from dsaccum.training.failure import failures_named
+from dsaccum.training.failure import failures_named, is_communication
 from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
 from dsaccum.training.loop import TrainingLoop
@@ -51,7 +53,9 @@ def execute(inputs: Inputs, ranks: Ranks, *, command: list[str], started: float)
         with failures_named(ranks, watchdog):
             engine = _build_engine(inputs)
             journal, directory = _open_journal(inputs, ranks, engine, command)
-            watchdog.on_end = partial(journal.fail, speaks=True)
+            watchdog.on_end = stop.on_end = partial(journal.fail, speaks=True)
+            # Weights are drawn alike on all ranks; from here on each draws its own: dropout masks must not repeat.
+            torch.manual_seed(settings.seed + 1 + ranks.rank)
             loop = _build_loop(inputs, ranks, engine, watchdog, stop, journal)
             steps = loop.run(settings.steps, settings.max_skipped)
             _finish(inputs, ranks, engine, watchdog, journal, directory, steps, started)
@@ -84,9 +88,13 @@ def _build_engine(inputs: Inputs) -> WindowEngine:
     deepspeed = inputs.deepspeed
     try:
         return WindowEngine(inputs.model, deepspeed.config, deepspeed.batch, inputs.loss)
-    except (AssertionError, ValueError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"DeepSpeed refuses this config ({reason})", source=deepspeed.source) from error
+    except Exception as error:  # whatever DeepSpeed's parts raise, a value of the config caused it
+        if is_communication(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"DeepSpeed cannot start with this config ({type(error).__name__}: {reason})", source=deepspeed.source
+        ) from error
 
 
 def _open_journal(
@@ -147,7 +155,12 @@ def _finish(
 ) -> None:
     """Held-out loss, the saved model, a sample, and what to try next."""
     data = inputs.data
-    progress = partial(watchdog.at, steps, 0, "finish")
+    stage = itertools.count(1)
+
+    def progress() -> None:
+        watchdog.at(steps, next(stage), "finish")
+
+    progress()
     held_out = finish.held_out_loss(engine, data.held_out, data.tokenizer.pad_token, ranks.rank, progress)
     state = engine.full_state_dict()
     progress()
@@ -159,11 +172,9 @@ def _finish(
     figures = finish.Figures(journal.losses, held_out, journal.tokens / max(journal.seconds, 1e-9))
     journal.end("finished" if complete else "interrupted", **figures.record())
     sequence_length = inputs.experiment.data.sequence_length
-    prompt = finish.choose_prompt(data.held_out, sequence_length)
-    text = finish.sample_text(directory.model, prompt, data.tokenizer, sequence_length)
     for line in [
         *figures.lines(),
-        *finish.quote(data.tokenizer.decode(prompt), text),
+        *finish.sample_lines(directory.model, data.held_out, data.tokenizer, sequence_length),
         f"model           {directory.model}",
         f"total           {time.perf_counter() - started:.0f} s since this process began",
         f"try next        {finish.next_command(inputs)}",

@@ -31,11 +31,23 @@ class RunDirectory:
         return self.path / "model"
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Replace ``run.json`` in one step, so that it is never half written."""
+        """Replace ``run.json`` in one step, so that it is never half written; in place where no second one fits."""
         target = self.path / RECORD
-        draft = target.with_suffix(".json.tmp")
-        draft.write_text(json.dumps(record, indent=2, allow_nan=False, default=str) + "\n", encoding="utf-8")
-        draft.replace(target)
+        draft = target.with_suffix(f".{os.getpid()}.tmp")
+        text = json.dumps(record, indent=2, allow_nan=False, default=str) + "\n"
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(target)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            target.write_text(text, encoding="utf-8")
+
+    def status(self) -> str | None:
+        """What ``run.json`` says of the run; None where it says nothing."""
+        try:
+            return str(json.loads((self.path / RECORD).read_text(encoding="utf-8"))["status"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def check_output_directory(wanted: str | None) -> None:
@@ -47,9 +59,13 @@ def check_output_directory(wanted: str | None) -> None:
     path = Path(wanted) if wanted is not None else DEFAULT_PARENT
     place: dict[str, Any] = {"source": "--output-dir" if wanted is not None else "default run directory"}
     place |= {"key": str(path)}
-    if wanted is not None and path.is_dir() and any(path.iterdir()):
-        raise ConfigError(_what_it_holds(path), **place, fix=f"another --output-dir, or remove {path}")
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    try:
+        str(path).encode("utf-8")
+        if wanted is not None and path.is_dir() and any(path.iterdir()):
+            raise ConfigError(_what_it_holds(path), **place, fix=f"another --output-dir, or remove {path}")
+        existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot be used ({error})", **place, allowed="a new or empty directory") from error
     if not existing.is_dir():
         raise ConfigError(f"{existing} is a file", **place, allowed="a new or empty directory")
     if not os.access(existing, os.W_OK | os.X_OK):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
 
-from dsaccum.training.outcome import ExitCode, end_now
+from dsaccum.training.outcome import ExitCode, end_now, say
 
 SAME_REQUEST_S = 5.0
 """Ctrl-C reaches a rank several times: from the terminal, and again through each launcher above it."""
@@ -17,6 +18,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.on_end: Callable[[str], None] = lambda _: None
+        """Called with the reason when a second request ends this rank; whoever keeps the record puts it here."""
         self._asked_at = 0.0
 
     @property
@@ -36,6 +39,14 @@ class StopRequest:
         return self
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
         if self.made and time.monotonic() - self._asked_at > SAME_REQUEST_S:
+            self._end(f"ended at once by a second {name}")
+        self.ask(name)
+
+    def _end(self, reason: str) -> None:
+        try:
+            say(f"error: {reason}")
+            self.on_end(reason)
+        finally:
             end_now(ExitCode.FAILED)
-        self.ask(signal.Signals(number).name)

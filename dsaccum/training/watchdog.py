@@ -54,13 +54,14 @@ class Watchdog:
         self._position, self._moved = Position(0, 0, 0), time.monotonic()
         self._launchers = _launchers() if ranks.launched else []
         self._alone_since: float | None = None
+        self._beat = 0
         self._store = dist.distributed_c10d._get_default_store()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> Watchdog:
         """Begin to watch."""
-        self._publish(0)
+        self.publish()
         self._thread.start()
         return self
 
@@ -77,6 +78,11 @@ class Watchdog:
     def position(self) -> Position:
         """Where this rank stands."""
         return self._position
+
+    def publish(self) -> None:
+        """Let the others know at once where this rank stands, as the last thing it says."""
+        self._beat += 1
+        self._publish(self._beat)
 
     def lost_ranks(self) -> dict[int, Position | None]:
         """Ranks that give no sign of life, with where they were last heard of; takes two heartbeats and a half.
@@ -96,10 +102,8 @@ class Watchdog:
         }
 
     def _watch(self) -> None:
-        beat = 0
         while not self._stopped.wait(BEAT_S):
-            beat += 1
-            self._publish(beat)
+            self.publish()
             if any(_is_gone(launcher) for launcher in self._launchers):
                 self._go_on_alone()
             if time.monotonic() - self._moved > self._timeout_s:
@@ -119,15 +123,17 @@ class Watchdog:
         furthest_behind = min(position for _, position in beats.values())
         behind = sorted(rank for rank, (_, position) in beats.items() if position == furthest_behind)
         if len(behind) == len(beats) and len(beats) > 1:
-            return f"{waited}: all ranks hang in {furthest_behind}"
+            return f"{waited}: all ranks stand in {furthest_behind}; which one hangs is not known"
         names = ", ".join(map(str, behind))
         subject = f"rank {names} hangs" if len(behind) == 1 else f"ranks {names} hang"
         return f"{waited}: {subject} in {furthest_behind}"
 
     def _end(self, reason: str) -> None:
-        say(f"error: {reason}")
-        self.on_end(reason)
-        end_now(ExitCode.FAILED)
+        try:
+            say(f"error: {reason}")
+            self.on_end(reason)
+        finally:
+            end_now(ExitCode.FAILED)
 
     def _publish(self, beat: int) -> None:
         position = self._position

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.loss import CausalLMLoss, build_loss, engine_divisor, model_adds_loss, model_inputs
-from tests.cases import VOCABULARY, tiny_gpt
+from dsaccum.loss import CausalLMLoss, build_loss, engine_divisor, model_inputs, window_count
 
 
 def test_sum_over_count_is_the_mean_of_the_shifted_targets() -> None:
@@ -53,28 +52,22 @@ def test_divisor_undoes_what_the_engine_does() -> None:
     assert engine_divisor(60, accumulation_steps=4, world_size=2) == 7.5
     per_target = (1 / 7.5) / 4 / 2
     assert per_target == pytest.approx(1 / 60)
-    assert engine_divisor(0, 4, 2) > 0, "a window without targets has gradient zero, not NaN"
+    assert 5.0 / engine_divisor(0, 4, 2) == 0.0, "a window without targets has gradient zero, not NaN"
 
 
 def test_the_model_never_sees_labels() -> None:
     assert set(model_inputs({"input_ids": torch.ones(1), "labels": torch.ones(1)})) == {"input_ids"}
 
 
-class AddsLoss(torch.nn.Module):
-    def __init__(self, extra: float) -> None:
-        super().__init__()
-        self.gpt, self.extra = tiny_gpt(), extra
+def test_only_whole_counts_are_taken() -> None:
+    class Half(CausalLMLoss):
+        def count(self, micro_batch):
+            return 0.5
 
-    def forward(self, input_ids, labels=None):
-        outputs = self.gpt(input_ids=input_ids, labels=labels)
-        outputs.loss = outputs.loss + self.extra
-        return outputs
-
-
-def test_a_loss_added_by_the_model_is_noticed() -> None:
-    assert model_adds_loss(AddsLoss(0.001), VOCABULARY, 16)
-    assert not model_adds_loss(AddsLoss(0.0), VOCABULARY, 16), "control"
-    assert not model_adds_loss(tiny_gpt(), VOCABULARY, 16)
+    batch = {"labels": torch.ones(1, 3, dtype=torch.long)}
+    assert window_count(CausalLMLoss(), [batch, batch]) == 4
+    with pytest.raises(ValueError, match="count must return a whole number of at least 0, it returned 0.5"):
+        window_count(Half(), [batch])
 
 
 def test_a_factory_states_another_loss(tmp_path: Path) -> None:
@@ -89,6 +82,7 @@ def test_a_factory_states_another_loss(tmp_path: Path) -> None:
         ("def make(): return 3", "make", "it returned int, which has no method count and no sum"),
         ("def make(): return 3", "mak", "has no function 'mak'"),
         ("def make(): raise KeyError(3)", "make", "the function raised KeyError: 3"),
+        ("import sys\ndef make(): sys.exit(0)", "make", "the function raised SystemExit: 0"),
         ("import nothing_like_this", "make", "cannot be imported (ModuleNotFoundError"),
     ],
 )

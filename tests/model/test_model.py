@@ -79,6 +79,13 @@ def test_a_saved_model_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(loaded.transformer.wte.weight, saved.transformer.wte.weight)
 
 
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    """A layer without weights would start at random, without a word."""
+    build(architecture="gpt2", config=TINY["gpt2"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds no weights for transformer\.h\.2"):
+        build(pretrained=str(tmp_path), config={"n_layer": 3})
+
+
 def test_a_factory_is_called_with_the_data_s_sizes(tmp_path: Path) -> None:
     file = tmp_path / "models.py"
     file.write_text(

@@ -110,6 +110,27 @@ def test_zero_stages_skip_too(one_rank: Ranks, stage: int) -> None:
     assert [m.applied for m in result.metrics] == [True, True, False, True, True]
 
 
+class InfiniteLoss(CausalLMLoss):
+    """A loss whose value is infinite in one micro-step while its gradient is finite."""
+
+    def __init__(self, call: int) -> None:
+        self._call, self._calls = call, 0
+
+    def sum(self, outputs, micro_batch):
+        self._calls += 1
+        loss = super().sum(outputs, micro_batch)
+        return loss + float("inf") if self._calls == self._call else loss
+
+
+def test_a_loss_without_a_finite_value_is_not_made_up(one_rank: Ranks) -> None:
+    case = Case(accumulation_steps=4, micro_batch=4, steps=3)
+    result = run_dsaccum(one_rank, case, loss=InfiniteLoss(call=6))
+    assert [m.loss is None for m in result.metrics] == [False, True, False]
+    assert [m.applied for m in result.metrics] == [True, True, True]
+    where = "the loss of rank 0, micro-step 2, is not finite"
+    assert result.notes == [f"step 2 applied, its gradient is finite, and yet {where}"]
+
+
 def test_a_batch_of_another_size_is_refused(one_rank: Ranks) -> None:
     case = Case(accumulation_steps=2, micro_batch=4)
     engine = WindowEngine(tiny_gpt(), case.config, case.batch, CausalLMLoss())

@@ -1,0 +1,217 @@
+"""Every collective that a window makes: operation, bytes, class; seen below all names that DeepSpeed may have bound.
+
+A ``TorchDispatchMode`` sees ``c10d`` operations wherever they are called from, backward's hooks included. Names patched
+in ``torch.distributed`` miss ZeRO 3, which bound them at import; the profiler counts twice and knows no bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+GRADIENT, PARAMETER, CONTROL = "gradient", "parameter", "control"
+BACKWARD, UPDATE, ELSEWHERE = "backward", "update", "elsewhere"
+NAMESPACES = ("c10d", "_c10d_functional")
+CONTROL_ELEMENTS = 16
+"""Reductions outside backward of up to this many elements are norms, flags and losses, not gradients."""
+REDUCING, MOVING = ("reduce",), ("gather", "broadcast", "scatter")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One operation on this rank.
+
+    ``input_bytes`` is what this rank hands in: the whole tensor for a reduction or broadcast, its part for a gather.
+    """
+
+    micro_step: int
+    operation: str
+    kind: str
+    phase: str
+    elements: int
+    dtype: torch.dtype
+    input_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True)
+class MicroStepTraffic:
+    """The sums over one micro-step; ``operations`` counts all classes together."""
+
+    micro_step: int
+    operations: dict[str, int] = field(default_factory=dict)
+    gradient_bytes: int = 0
+    parameter_bytes: int = 0
+    control_bytes: int = 0
+
+
+class CollectiveRecorder:
+    """Records every collective while entered.
+
+    The micro-step counts on after each ``engine.step()``; ``micro_step`` sets it by hand where a loop does otherwise.
+    Measure window 2: the first one of ZeRO 3 also broadcasts. Measure without gradient capture, which communicates.
+
+    Args:
+        engine: the live engine; its ``backward``, ``step`` and ``_take_model_step`` tell the phases apart.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.operations: list[Collective] = []
+        self._engine = engine
+        self._mode = _Spy(self._record)
+        self._now = 1
+        self._phase = ELSEWHERE
+        self._steps_seen = 1
+
+    def micro_step(self, number: int) -> None:
+        """What follows belongs to this micro-step (from 1)."""
+        self._now = number
+        self._steps_seen = max(self._steps_seen, number)
+
+    def __enter__(self) -> CollectiveRecorder:
+        engine = self._engine
+        self._saved = {name: engine.__dict__.get(name) for name in ("backward", "step", "_take_model_step")}
+        engine.backward = self._in_phase(engine.backward, BACKWARD)
+        engine._take_model_step = self._in_phase(engine._take_model_step, UPDATE)
+        engine.step = self._counting_on(engine.step)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mode.__exit__(kind, error, trace)
+        for name, value in self._saved.items():
+            if value is None:
+                del self._engine.__dict__[name]
+            else:
+                self._engine.__dict__[name] = value
+
+    def per_micro_step(self) -> list[MicroStepTraffic]:
+        """Totals of micro-step 1 to the last one seen."""
+        last = max((self._steps_seen, *(operation.micro_step for operation in self.operations)))
+        return [self._totals(number) for number in range(1, last + 1)]
+
+    def bytes_of(self, kind: str) -> int:
+        """Input bytes of one class over everything recorded."""
+        return sum(operation.input_bytes for operation in self.operations if operation.kind == kind)
+
+    def _totals(self, number: int) -> MicroStepTraffic:
+        here = [operation for operation in self.operations if operation.micro_step == number]
+        sums = {
+            kind: sum(operation.input_bytes for operation in here if operation.kind == kind)
+            for kind in (GRADIENT, PARAMETER, CONTROL)
+        }
+        names = dict(Counter(operation.operation for operation in here))
+        return MicroStepTraffic(number, names, sums[GRADIENT], sums[PARAMETER], sums[CONTROL])
+
+    def _record(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        elements = sum(tensor.numel() for tensor in inputs)
+        dtype = inputs[0].dtype if inputs else torch.uint8
+        kind = classify(name, elements, dtype, self._phase)
+        self.operations.append(
+            Collective(self._now, name, kind, self._phase, elements, dtype, _bytes(inputs), _bytes(outputs))
+        )
+
+    def _in_phase(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def inside(*arguments: Any, **keywords: Any) -> Any:
+            previous, self._phase = self._phase, phase
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self._phase = previous
+
+        return inside
+
+    def _counting_on(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*arguments: Any, **keywords: Any) -> Any:
+            result = step(*arguments, **keywords)
+            self._steps_seen = max(self._steps_seen, self._now)
+            self._now += 1
+            return result
+
+        return stepped
+
+
+def classify(operation: str, elements: int, dtype: torch.dtype, phase: str) -> str:
+    """Gradient, parameter or control traffic, by operation, size, dtype and phase.
+
+    - Integers and booleans are control: overflow flags, sizes, barriers, pickled objects.
+    - Floating reductions are gradients within ``engine.backward``, whatever their size. Elsewhere they are gradients
+      above 16 elements: a norm or a loss is one number per group; in the optimizer's step nothing else is reduced.
+    - Floating gathers, broadcasts and scatters are parameters (after the step at ZeRO 1 and 2, around every use at 3).
+    - Everything else (all-to-all between experts, point to point) is control: it is neither.
+    """
+    if not dtype.is_floating_point:
+        return CONTROL
+    if any(word in operation for word in REDUCING):
+        return GRADIENT if phase == BACKWARD or elements > CONTROL_ELEMENTS else CONTROL
+    if any(word in operation for word in MOVING):
+        return PARAMETER
+    return CONTROL
+
+
+@contextmanager
+def comms_logger_bytes() -> Iterator[dict[str, int]]:
+    """The second witness: bytes per operation as DeepSpeed's own comms logger counts them, filled in at the end.
+
+    Its names are those of ``deepspeed.comm``; its bytes are input bytes, as ours are. It is one for the whole process.
+    """
+    import deepspeed.comm as comm
+
+    logger = comm.comm.comms_logger
+    enabled, everything, verbose, before = logger.enabled, logger.prof_all, logger.verbose, logger.comms_dict
+    logger.enabled, logger.prof_all, logger.verbose, logger.comms_dict = True, True, False, {}
+    totals: dict[str, int] = {}
+    try:
+        yield totals
+    finally:
+        for name, by_size in logger.comms_dict.items():
+            totals[name] = sum(size * entry[0] for size, entry in by_size.items())
+        logger.enabled, logger.prof_all, logger.verbose, logger.comms_dict = enabled, everything, verbose, before
+
+
+class _Spy(TorchDispatchMode):
+    """Passes everything on unchanged; reports collectives with their input and output tensors."""
+
+    def __init__(self, report: Callable[[str, list[Tensor], list[Tensor]], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func.namespace in NAMESPACES and not func._opname.startswith(("wait_tensor", "check_for_nan")):
+            inputs, outputs = _tensors(func, args, kwargs or {})
+            self._report(_plain(func._opname), inputs, outputs)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Input and output tensors, by the names in the operation's schema; in-place operations have the same for both."""
+    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    named.update(kwargs)
+    held = {name: [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for name, value in named.items()}
+    inputs = [tensor for name, tensors in held.items() if not name.startswith("out") for tensor in tensors]
+    outputs = [tensor for name, tensors in held.items() if name.startswith("out") for tensor in tensors]
+    return inputs, outputs or inputs
+
+
+def _plain(name: str) -> str:
+    """``allreduce_`` as people know it: all_reduce."""
+    bare = name.strip("_")
+    for prefix in ("all", "reduce_scatter"):
+        if bare.startswith(prefix) and not bare.startswith((prefix + "_", "reduce_scatter")):
+            bare = f"{prefix}_{bare.removeprefix(prefix)}"
+    return bare.replace("_base", "_tensor") if bare.startswith(("reduce_scatter", "all_gather")) else bare
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

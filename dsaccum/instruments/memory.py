@@ -1,0 +1,151 @@
+"""Peak memory of windows by category: PyTorch's MemTracker on any device, and CUDA's allocator where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+
+from dsaccum.instruments.adapters import adapter_for
+
+CATEGORIES = ("parameter", "gradient", "activation", "optimizer", "temporary")
+_CATEGORY_OF = {
+    _MemRefType.PARAM: "parameter",
+    _MemRefType.BUFFER: "parameter",
+    _MemRefType.GRAD: "gradient",
+    _MemRefType.ACT: "activation",
+    _MemRefType.OPT: "optimizer",
+    _MemRefType.TEMP: "temporary",
+    _MemRefType.OTH: "temporary",
+}
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What some windows needed at most, on this rank.
+
+    Attributes:
+        peak_bytes: all that the tracker saw, at the worst moment.
+        by_category: parameter, gradient, activation, optimizer, temporary at that moment; they add up to it.
+        highest: each category's own worst moment.
+        allocator_bytes: the same peak as CUDA's allocator counts it; None without a GPU.
+    """
+
+    peak_bytes: int
+    by_category: dict[str, int]
+    highest: dict[str, int]
+    allocator_bytes: int | None
+
+
+def measure_memory(engine: Any, windows: Iterable[Callable[[], object]]) -> MemoryUse:
+    """Run the windows and report their peak. Run one window before: the first makes the optimizer's states.
+
+    Works by storages seen in operations, so it costs time but no memory; results stay bit-identical. Masters and
+    states count as optimizer; what ZeRO accumulates gradients in counts as gradient from the end of each backward.
+
+    Args:
+        engine: the live engine; each ``engine.step()`` ends a micro-step.
+        windows: each a call that runs one whole window.
+    """
+    tracker = _CategoryTracker()
+    tracker.track_external(engine.module)
+    _tag_standing(tracker, engine)
+    device = torch.device(engine.device)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    backward, step = engine.backward, engine.step
+    saved = {name: engine.__dict__.get(name) for name in ("backward", "step")}
+
+    def backward_then_tag(*arguments: Any, **keywords: Any) -> Any:
+        result = backward(*arguments, **keywords)
+        _tag(tracker, _gradient_buffers(engine.optimizer), _MemRefType.GRAD)
+        return result
+
+    def step_then_reset(*arguments: Any, **keywords: Any) -> Any:
+        result = step(*arguments, **keywords)
+        tracker.reset_mod_stats()
+        return result
+
+    engine.backward, engine.step = backward_then_tag, step_then_reset
+    try:
+        with tracker:
+            for window in windows:
+                window()
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                del engine.__dict__[name]
+            else:
+                engine.__dict__[name] = value
+    peak = tracker.get_tracker_snapshot("peak").get(_tracked(device, tracker), {})
+    by_category = _by_category(peak)
+    allocated = torch.cuda.max_memory_allocated(device) if on_gpu else None
+    return MemoryUse(sum(by_category.values()), by_category, tracker.highest_on(_tracked(device, tracker)), allocated)
+
+
+class _CategoryTracker(MemTracker):
+    """Also keeps each category's own maximum: at the peak of the total another category may be small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._highest: dict[torch.device, dict[str, int]] = {}
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        super()._update_peak_stats(peak_state)
+        for device, snapshot in self._curr_mem_snap.items():
+            highest = self._highest.setdefault(device, dict.fromkeys(CATEGORIES, 0))
+            for category, size in _by_category(snapshot).items():
+                highest[category] = max(highest[category], size)
+
+    def highest_on(self, device: torch.device) -> dict[str, int]:
+        return dict(self._highest.get(device, dict.fromkeys(CATEGORIES, 0)))
+
+
+def _by_category(snapshot: dict[Any, int]) -> dict[str, int]:
+    sums = dict.fromkeys(CATEGORIES, 0)
+    for reference, size in snapshot.items():
+        if reference in _CATEGORY_OF:
+            sums[_CATEGORY_OF[reference]] += size
+    return sums
+
+
+def _tracked(device: torch.device, tracker: MemTracker) -> torch.device:
+    """The tracker's own key for this device: it may or may not carry an index."""
+    keys = tracker.get_tracker_snapshot("current")
+    return next((key for key in keys if key.type == device.type and key.index in (None, device.index)), device)
+
+
+def _tag_standing(tracker: MemTracker, engine: Any) -> None:
+    """What stood before the first window: masters, states, and gradient buffers that are never freed."""
+    try:
+        adapter = adapter_for(engine)
+    except NotImplementedError:
+        return
+    _tag(tracker, _gradient_buffers(engine.optimizer), _MemRefType.GRAD)
+    own = {id(parameter) for parameter in adapter.parameters.values()}
+    masters = [place.master for place in adapter.places() if id(place.master) not in own]
+    states = [value for state in adapter.base.state.values() for value in state.values() if isinstance(value, Tensor)]
+    _tag(tracker, [*masters, *states], _MemRefType.OPT)
+    if hasattr(next(iter(adapter.parameters.values()), None), "ds_tensor"):
+        _tag(tracker, [parameter.ds_tensor for parameter in adapter.parameters.values()], _MemRefType.PARAM)
+
+
+def _gradient_buffers(wrapper: Any) -> Iterator[Tensor]:
+    """The tensors that a ZeRO wrapper accumulates in, wherever it has them at the moment."""
+    for name in ("averaged_gradients", "all_grad_tensors"):
+        for pieces in getattr(wrapper, name, {}).values():
+            yield from (piece for piece in pieces or () if isinstance(piece, Tensor))
+    yield from getattr(wrapper, "fp32_groups_gradients_flat", ())
+    buffer = getattr(wrapper, "grad_partitions_flat_buffer", None)
+    if isinstance(buffer, Tensor):
+        yield buffer
+
+
+def _tag(tracker: MemTracker, tensors: Iterable[Tensor], reference: Any) -> None:
+    for tensor in tensors:
+        tracker._update_and_maybe_create_winfos(tensor, reference)
