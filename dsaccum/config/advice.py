@@ -82,7 +82,7 @@ def _about_peak(name: str, values: Mapping[str, Any], lr: Any) -> Iterator[str]:
 
 
 def _about_numerics(config: Mapping[str, Any], numerics: Numerics) -> Iterator[str]:
-    if numerics.accumulation != "fp32":
+    if numerics.accumulation != "fp32" and config["gradient_accumulation_steps"] > 1:
         yield (
             f"gradients are accumulated in {numerics.accumulation}, and small contributions are lost as N grows; "
             'ZeRO 1 with "data_types": {"grad_accum_dtype": "fp32"} keeps them'

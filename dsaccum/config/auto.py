@@ -44,7 +44,11 @@ def unused_auto_values(config: dict[str, Any], experiment: Experiment) -> list[s
     """A warning for each value of the experiment's ``auto`` block that no ``"auto"`` of the JSON asks for."""
     asked = {path[-1]: path for path in _auto_paths(config)}
     places = {path[-1]: ".".join(path) for path in _FILLERS}
-    unused = [name for name in experiment.auto.model_fields_set if name not in asked and getattr(experiment.auto, name)]
+    unused = [
+        name
+        for name in experiment.auto.model_fields_set
+        if name not in asked and getattr(experiment.auto, name) is not None
+    ]
     if "warmup_max_lr" in asked and experiment.auto.warmup_max_lr is None:
         unused = [name for name in unused if name != "lr"]
     return [

@@ -147,3 +147,13 @@ class Experiment(_Section):
     loss: LossConfig = LossConfig()
     auto: AutoConfig = AutoConfig()
     run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _pretrained_brings_its_tokenizer(self) -> Experiment:
+        if self.model.pretrained is not None and "tokenizer" not in self.data.model_fields_set:
+            raise ConfigError(
+                "is missing, and a pretrained model knows the ids of its own tokenizer only",
+                key="data.tokenizer",
+                fix=f"write `tokenizer: {self.model.pretrained}` under `data:`",
+            )
+        return self

@@ -122,8 +122,7 @@ def _load_with_transformers(name: str, source_file: str | Path | None) -> Tokeni
     if tokenizer.eos_token_id is None:
         fix = 'set "eos_token" in its tokenizer_config.json'
         raise ConfigError("has no end-of-text token, so documents can't be told apart", **place, fix=fix)
-    known = set(tokenizer.encode("The 7 words of this text.", add_special_tokens=False)) - {tokenizer.unk_token_id}
-    if not known:
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         fix = "a directory with a whole tokenizer (tokenizer.json)"
-        raise ConfigError("knows no word: its vocabulary is missing", **place, fix=fix)
+        raise ConfigError("has special tokens only: its vocabulary is missing", **place, fix=fix)
     return _TransformersTokenizer(tokenizer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,10 @@ from dsaccum.data.samples import NOT_A_TARGET
 from dsaccum.data.stream import held_out_batches
 
 if TYPE_CHECKING:
+    from dsaccum.batch import EffectiveBatch
     from dsaccum.data.samples import Samples
     from dsaccum.data.tokens import Tokenizer
     from dsaccum.engine.window_engine import WindowEngine
-    from dsaccum.training.inputs import Inputs
 
 HELD_OUT_SAMPLES = 128
 LAST_STEPS = 10
@@ -40,6 +41,9 @@ def held_out_loss(
 def save_model(module: nn.Module, state: dict[str, Tensor], tokenizer: Tokenizer, directory: Path) -> None:
     """Write weights (safetensors, tied ones once), config and tokenizer; ``from_pretrained(directory)`` loads them."""
     directory.mkdir()
+    for config in (getattr(module, "config", None), getattr(module, "generation_config", None)):
+        if config is not None and getattr(config, "use_cache", None) is False:
+            config.use_cache = True  # off while training only, where nothing is generated
     save_pretrained = getattr(module, "save_pretrained", None)
     if callable(save_pretrained):
         save_pretrained(directory, state_dict=state)
@@ -119,8 +123,9 @@ class Figures:
         if self.last_loss is None:
             return ["loss            no step was applied"]
         steps = min(LAST_STEPS, len(self.losses))
+        last = f"{self.last_loss:.4f} over the last {steps} step{'' if steps == 1 else 's'}"
         return [
-            f"loss            {self.losses[0]:.4f} at the start, {self.last_loss:.4f} over the last {steps} steps",
+            f"loss            {self.losses[0]:.4f} at the start, {last}",
             f"held-out loss   {self.held_out:.4f}",
             f"speed           {self.tokens_per_second:,.0f} tokens/s",
         ]
@@ -145,10 +150,21 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def next_command(inputs: Inputs) -> str:
-    """The same effective batch in half the activation memory; a finer split is always the same update."""
-    arguments, batch = inputs.arguments, inputs.deepspeed.batch
-    command = f"deepspeed launch/train.py --deepspeed {arguments.deepspeed}"
-    if batch.micro_batch % 2 == 0:
-        return f"{command} --accum-steps {2 * batch.accumulation_steps} --micro-batch {batch.micro_batch // 2}"
-    return f"{command} --experiment launch/experiments/llama-nano.yaml"
+def next_command(command: Sequence[str], batch: EffectiveBatch) -> str:
+    """The same run at the same effective batch in half the activation memory; a finer split is the same update.
+
+    Args:
+        command: the flags that this run was given.
+        batch: how its effective batch was split.
+    """
+    launcher = "deepspeed" if batch.world_size == 1 else f"deepspeed --num_gpus {batch.world_size}"
+    flags, skip = [], False
+    for flag in command:
+        name = flag.partition("=")[0]
+        if not skip and name not in ("--accum-steps", "--micro-batch", "--output-dir", "--local_rank"):
+            flags.append(flag)
+        skip = not skip and name in ("--accum-steps", "--micro-batch", "--output-dir") and "=" not in flag
+    steps, rows = 2 * batch.accumulation_steps, batch.micro_batch // 2
+    split = ["--accum-steps", str(steps), "--micro-batch", str(rows)] if batch.micro_batch % 2 == 0 else []
+    other = [] if split or "--experiment" in flags else ["--experiment", "launch/experiments/llama-nano.yaml"]
+    return f"{launcher} launch/train.py {shlex.join([*flags, *split, *other])}"

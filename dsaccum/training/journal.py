@@ -72,10 +72,10 @@ class Journal:
         if not (self._is_first or speaks) or self._directory.status() in ("failed", "finished", "interrupted"):
             return
         try:
-            self._directory.write_record({**self._record, "status": "failed", "reason": reason})
+            self._directory.write_record({"status": "failed", "reason": reason, **self._record})
         except OSError as error:
             say(f"error: {self._directory.path} could not be told that the run failed: {error}")
 
     def _write_status(self, status: str, **figures: Any) -> None:
         if self._is_first:
-            self._directory.write_record({**self._record, "status": status, **figures})
+            self._directory.write_record({"status": status, **figures, **self._record})

@@ -47,6 +47,10 @@ def main(command_line: Sequence[str], default_experiment: Path) -> int:
         if ranks.is_first or error.own:
             say(f"error: {error}")
         code = ExitCode.FAILED
+    except KeyboardInterrupt:
+        if ranks.is_first:
+            say("error: interrupted before the first step; nothing was trained")
+        code, joined = ExitCode.FAILED, True
     if joined and code is not ExitCode.DONE:
         end_now(code)
     return code

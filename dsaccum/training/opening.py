@@ -12,20 +12,19 @@ if TYPE_CHECKING:
     from dsaccum.training.inputs import Inputs
 
 
-def describe(inputs: Inputs, directory: str, versions: dict[str, str]) -> list[str]:
+def describe(inputs: Inputs) -> list[str]:
     """One line each; figures are those of the resolved configs."""
     experiment, deepspeed, data = inputs.experiment, inputs.deepspeed, inputs.data
     sizes = inputs.parameters
     trained = "" if sizes["trained"] == sizes["total"] else f", {sizes['trained']:,} of them trained"
     return [
-        f"run             {experiment.name} -> {directory}",
         batch_equation(deepspeed.batch, experiment.data.sequence_length, padded=data.samples.padded),
         f"model           {type(inputs.model).__name__}, {sizes['total']:,} parameters{trained}",
         f"precision       {deepspeed.precision}, gradients accumulated in {deepspeed.accumulation_dtype}, "
         f"ZeRO stage {deepspeed.zero_stage}, clipping {deepspeed.gradient_clipping or 'off'}",
         f"data            {experiment.data.source}: {len(data.samples):,} samples of {experiment.data.sequence_length} "
         f"tokens, {len(data.held_out):,} held out; {inputs.order.windows_per_epoch:,.1f} optimizer steps an epoch",
-        "versions        " + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "versions        " + ", ".join(f"{name} {version}" for name, version in installed_versions().items()),
     ]
 
 
@@ -56,7 +55,7 @@ def installed_versions() -> dict[str, str]:
     return {**{name: version(name) for name in packages}, "python": platform.python_version()}
 
 
-def run_record(inputs: Inputs, ranks: Ranks, command: list[str], versions: dict[str, str]) -> dict[str, Any]:
+def run_record(inputs: Inputs, ranks: Ranks, command: list[str]) -> dict[str, Any]:
     """What ``run.json`` keeps: resolved configs, versions, the data's hash; enough to run the same again."""
     batch = inputs.deepspeed.batch
     return {
@@ -70,10 +69,10 @@ def run_record(inputs: Inputs, ranks: Ranks, command: list[str], versions: dict[
             "accumulation_steps": batch.accumulation_steps,
             "total": batch.total,
         },
-        "data": inputs.data.description,
         "parameters": inputs.parameters,
-        "versions": versions,
+        "versions": installed_versions(),
         "command": command,
+        "data": inputs.data.description,
     }
 
 

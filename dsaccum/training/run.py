@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
 import time
@@ -51,14 +53,15 @@ def execute(inputs: Inputs, ranks: Ranks, *, command: list[str], started: float)
     journal: Journal | None = None
     try:
         with failures_named(ranks, watchdog):
+            console = _announce(inputs, ranks)
             engine = _build_engine(inputs)
-            journal, directory = _open_journal(inputs, ranks, engine, command)
+            journal, directory = _open_journal(inputs, ranks, engine, console, command)
             watchdog.on_end = stop.on_end = partial(journal.fail, speaks=True)
             # Weights are drawn alike on all ranks; from here on each draws its own: dropout masks must not repeat.
             torch.manual_seed(settings.seed + 1 + ranks.rank)
             loop = _build_loop(inputs, ranks, engine, watchdog, stop, journal)
             steps = loop.run(settings.steps, settings.max_skipped)
-            _finish(inputs, ranks, engine, watchdog, journal, directory, steps, started)
+            _finish(inputs, ranks, engine, watchdog, journal, directory, steps, started, command)
     except RunFailed as failure:
         if journal is not None:
             journal.fail(str(failure), speaks=failure.own)
@@ -86,8 +89,11 @@ def _join(ranks: Ranks, timeout_s: float) -> None:
 
 def _build_engine(inputs: Inputs) -> WindowEngine:
     deepspeed = inputs.deepspeed
+    # Some of DeepSpeed's optimizers print their memory use past all loggers.
+    quiet = contextlib.nullcontext() if inputs.arguments.verbose else contextlib.redirect_stdout(io.StringIO())
     try:
-        return WindowEngine(inputs.model, deepspeed.config, deepspeed.batch, inputs.loss)
+        with quiet:
+            return WindowEngine(inputs.model, deepspeed.config, deepspeed.batch, inputs.loss)
     except Exception as error:  # whatever DeepSpeed's parts raise, a value of the config caused it
         if is_communication(error):
             raise
@@ -97,18 +103,22 @@ def _build_engine(inputs: Inputs) -> WindowEngine:
         ) from error
 
 
+def _announce(inputs: Inputs, ranks: Ranks) -> ConsoleProgress:
+    """Everything that is known before the engine is built, which may take a while."""
+    console = ConsoleProgress(inputs.experiment.run.steps, is_first=ranks.is_first)
+    warnings = [*inputs.deepspeed.warnings, *opening.data_warnings(inputs)]
+    for line in [*opening.describe(inputs), *(f"warning: {warning}" for warning in warnings)]:
+        console.note(line)
+    return console
+
+
 def _open_journal(
-    inputs: Inputs, ranks: Ranks, engine: WindowEngine, command: list[str]
+    inputs: Inputs, ranks: Ranks, engine: WindowEngine, console: ConsoleProgress, command: list[str]
 ) -> tuple[Journal, RunDirectory]:
     directory = _agree_on_directory(inputs, ranks)
-    console = ConsoleProgress(inputs.experiment.run.steps, is_first=ranks.is_first)
-    versions = opening.installed_versions()
-    record = opening.run_record(inputs, ranks, command, versions)
-    for line in opening.describe(inputs, str(directory.path), versions):
+    for line in [*engine.remedies, f"run             {inputs.experiment.name} -> {directory.path}"]:
         console.note(line)
-    warnings = [*inputs.deepspeed.warnings, *opening.data_warnings(inputs)]
-    for line in [*(f"warning: {warning}" for warning in warnings), *engine.remedies]:
-        console.note(line)
+    record = opening.run_record(inputs, ranks, command)
     return Journal(directory, record, console, engine.write_events, is_first=ranks.is_first), directory
 
 
@@ -152,6 +162,7 @@ def _finish(
     directory: RunDirectory,
     steps: int,
     started: float,
+    command: list[str],
 ) -> None:
     """Held-out loss, the saved model, a sample, and what to try next."""
     data = inputs.data
@@ -170,13 +181,13 @@ def _finish(
     progress()
     complete = steps == inputs.experiment.run.steps
     figures = finish.Figures(journal.losses, held_out, journal.tokens / max(journal.seconds, 1e-9))
-    journal.end("finished" if complete else "interrupted", **figures.record())
+    journal.end("finished" if complete else "interrupted", steps_done=steps, **figures.record())
     sequence_length = inputs.experiment.data.sequence_length
     for line in [
         *figures.lines(),
         *finish.sample_lines(directory.model, data.held_out, data.tokenizer, sequence_length),
         f"model           {directory.model}",
         f"total           {time.perf_counter() - started:.0f} s since this process began",
-        f"try next        {finish.next_command(inputs)}",
+        *([f"try next        {finish.next_command(command, engine.batch)}"] if complete else []),
     ]:
         journal.note(line)

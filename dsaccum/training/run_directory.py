@@ -62,7 +62,7 @@ def check_output_directory(wanted: str | None) -> None:
     try:
         str(path).encode("utf-8")
         if wanted is not None and path.is_dir() and any(path.iterdir()):
-            raise ConfigError(_what_it_holds(path), **place, fix=f"another --output-dir, or remove {path}")
+            raise ConfigError(_what_it_holds(path), **place, fix=_way_out(path))
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot be used ({error})", **place, allowed="a new or empty directory") from error
@@ -114,3 +114,9 @@ def _what_it_holds(path: Path) -> str:
         return "it holds files that are not a run of dsaccum"
     except (OSError, ValueError, KeyError, TypeError):
         return f"it holds a {RECORD} that can't be read"
+
+
+def _way_out(path: Path) -> str:
+    """Only a run of ours may be told to go."""
+    ours = (path / RECORD).exists() or (path / "metrics.jsonl").exists()
+    return f"another --output-dir, or remove {path}" if ours else "another --output-dir"

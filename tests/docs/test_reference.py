@@ -119,6 +119,7 @@ def test_flags_are_those_of_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_refused_keys_are_those_of_the_code() -> None:
     table = tables(section(REFERENCE, "Refused"))[0]
     words = {"_is_on": "on", "_is_off": "off", "_is_present": "present", "_is_several": "above 1", "_is_sum": '`"sum"`'}
+    words |= {"_is_false": "`false`", "_is_no_divisor": "0 or less"}
     found = {code(key)[0]: when for key, when, _ in table}
     assert found == {key: words[refuses.__name__] for key, refuses, *_ in combinations._REFUSED}
 

@@ -66,7 +66,7 @@ def test_only_whole_counts_are_taken() -> None:
 
     batch = {"labels": torch.ones(1, 3, dtype=torch.long)}
     assert window_count(CausalLMLoss(), [batch, batch]) == 4
-    with pytest.raises(ValueError, match="count must return a whole number of at least 0, it returned 0.5"):
+    with pytest.raises(ValueError, match=r"count must return a whole number of at least 0, it returned 0\.5"):
         window_count(Half(), [batch])
 
 
