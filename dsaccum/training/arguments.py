@@ -36,7 +36,7 @@ def parse_arguments(command_line: Sequence[str], default_experiment: Path) -> Tr
         raise ConfigError("no DeepSpeed JSON was given", source="--deepspeed", fix="--deepspeed ds_configs/accum4.json")
     overrides = list(parsed.set)
     if parsed.steps is not None and parsed.steps < 1:
-        raise ConfigError("is no number of steps", source="--steps", value=parsed.steps, allowed="1 or more")
+        raise ConfigError("is no number of steps", key="--steps", value=parsed.steps, allowed="1 or more")
     if parsed.steps is not None:
         overrides.append(f"run.steps={parsed.steps}")
     return TrainArguments(

@@ -124,10 +124,9 @@ def test_a_second_run_makes_a_second_directory_and_a_finished_one_is_refused(fin
     [
         (["--output-dir", "foreign"], ["it holds files that are not a run of dsaccum", "another --output-dir"]),
         (["--output-dir", "foreign/file.txt"], ["is a file", "a new or empty directory"]),
-        (["--output-dir", "/proc/dsaccum/run"], ["/proc", "--output-dir"]),
         (["--accum-step", "4"], ["command line", "--accum-step"]),
         (["--accum-steps", "four"], ["--accum-steps", "four"]),
-        (["--steps", "0"], ["run.steps"]),
+        (["--steps", "0"], ["--steps = 0", "1 or more"]),
         (["--steps"], ["--steps", "expected one argument"]),
         (["--experiment", "missing.yaml"], ["missing.yaml"]),
         (["--set", "run.stepz=3"], ["run.stepz", "steps"]),
