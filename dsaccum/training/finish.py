@@ -70,7 +70,7 @@ def sample_text(directory: Path, prompt: list[int], tokenizer: Tokenizer, sequen
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=sequence_length - len(prompt),
         do_sample=True,
-        temperature=0.7,
+        temperature=0.5,
         top_k=40,
         use_cache=True,
         pad_token_id=tokenizer.pad_token,

@@ -32,7 +32,7 @@ def test_default_run_learns_python(tmp_path: Path) -> None:
     assert abs(record["held_out_loss"] - record["last_loss"]) < 0.2
     sample = ended.stdout.split("-" * 80)[1].split("|>")[1]
     assert re.search(r"\n {4}", sample), "indentation"
-    assert re.search(r"\b(self|def|return|if|for|in|class|import|else|None|not)\b", sample), "keywords"
+    assert re.search(r"\b(self|def|return|if|for|in|class|import|else|None|not|is)\b", sample), "keywords"
 
 
 @pytest.mark.parametrize("experiment", ["stdlib-nano", "stdlib-functions"])
