@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,22 @@ def held_out_loss(
 
 
 def save_model(module: nn.Module, state: dict[str, Tensor], tokenizer: Tokenizer, directory: Path) -> None:
-    """Write weights (safetensors, tied ones once), config and tokenizer; ``from_pretrained(directory)`` loads them."""
-    directory.mkdir()
+    """Write weights (safetensors, tied ones once), config and tokenizer; ``from_pretrained(directory)`` loads them.
+
+    Written aside and then renamed, so that ``directory`` holds a whole model or doesn't exist.
+    """
+    draft = directory.with_name(directory.name + ".partial")
+    draft.mkdir()
+    try:
+        _write_weights(module, state, draft)
+        tokenizer.save(draft)
+        draft.rename(directory)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _write_weights(module: nn.Module, state: dict[str, Tensor], directory: Path) -> None:
     for config in (getattr(module, "config", None), getattr(module, "generation_config", None)):
         if config is not None and getattr(config, "use_cache", None) is False:
             config.use_cache = True  # off while training only, where nothing is generated
@@ -51,7 +66,6 @@ def save_model(module: nn.Module, state: dict[str, Tensor], tokenizer: Tokenizer
         from safetensors.torch import save_file
 
         save_file({name: tensor.clone() for name, tensor in state.items()}, directory / "model.safetensors")
-    tokenizer.save(directory)
 
 
 def sample_text(directory: Path, prompt: list[int], tokenizer: Tokenizer, sequence_length: int) -> str | None:

@@ -1,19 +1,21 @@
 """What a run writes stays whole when the disk does not take it.
 
-Run: pytest tests/training/test_files.py. Not covered: a disk that fails while the model is saved.
+Run: pytest tests/training/test_files.py. Not covered: a real full disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dsaccum.batch import EffectiveBatch
 from dsaccum.training.console import ConsoleProgress
-from dsaccum.training.finish import next_command
+from dsaccum.training.finish import next_command, save_model
 from dsaccum.training.journal import Journal
 from dsaccum.training.metrics import MetricsFile, StepMetrics
 from dsaccum.training.run_directory import RunDirectory
@@ -84,6 +86,19 @@ def test_telling_of_a_failure_never_fails(tmp_path: Path, capsys: pytest.Capture
     folder.rmdir()
     run.fail("the cause")
     assert "could not be told that the run failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_model_is_saved_whole_or_not_at_all(tmp_path: Path, fails: bool) -> None:
+    class SomeTokenizer:
+        def save(self, directory: Path) -> None:
+            if fails:
+                raise OSError("No space left on device")
+
+    module = torch.nn.Linear(2, 2)
+    with pytest.raises(OSError, match="No space left") if fails else contextlib.nullcontext():
+        save_model(module, dict(module.state_dict()), SomeTokenizer(), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ([] if fails else ["model"])
 
 
 @pytest.mark.parametrize(
