@@ -7,6 +7,7 @@ the same mathematics; everything is computed in the type of the parameters given
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ def clipped(gradient: Mapping[str, Tensor], limit: float) -> Tensors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(ABC):
     """An update rule and its settings. It holds no state: state goes in and comes out."""
 
     learning_rate: float
@@ -105,10 +106,10 @@ class Optimizer:
             )
         return new_parameters, new_state
 
+    @abstractmethod
     def _update(
         self, p: Tensor, g: Tensor, state: ParameterState, settings: StepSettings
-    ) -> tuple[Tensor, ParameterState]:
-        raise NotImplementedError
+    ) -> tuple[Tensor, ParameterState]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ An adapter says which piece of which parameter this rank holds (a *place*), as s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class Place:
         return flat.detach().reshape(-1).narrow(0, self.at, self.length)
 
 
-class Adapter:
+class Adapter(ABC):
     """What all wrappers share; subclasses say where places are and where their gradients lie.
 
     Attributes:
@@ -63,9 +64,9 @@ class Adapter:
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
 
+    @abstractmethod
     def places(self) -> Iterable[Place]:
         """This rank's pieces of the masters."""
-        raise NotImplementedError
 
     def gradients(self) -> Iterator[Fragment]:
         """This rank's pieces of the reduced gradient; a parameter without gradient is left out."""

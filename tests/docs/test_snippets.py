@@ -16,10 +16,13 @@ import torch
 from dsaccum.config.deepspeed import load_deepspeed_config
 from dsaccum.config.experiment import Experiment
 from dsaccum.config.loading import load_experiment
+from dsaccum.data.tokens import load_tokenizer
 from dsaccum.loss import build_loss
 from dsaccum.model import build_model
 from dsaccum.training.arguments import parse_arguments
+from dsaccum.training.finish import save_model
 from tests.docs.markdown import REPOSITORY, Block, blocks
+from tests.model.test_model import TINY, build
 
 YAMLS, JSONS, PYTHONS = blocks("yaml"), blocks("json"), blocks("python")
 DEFAULT_EXPERIMENT = REPOSITORY / "launch/experiments/stdlib-nano.yaml"
@@ -90,8 +93,16 @@ def test_json_is_a_deepspeed_config_without_warnings(block: Block, in_a_folder: 
 
 
 @pytest.mark.parametrize("block", PYTHONS, ids=place)
-def test_python_runs(block: Block) -> None:
-    exec(compile(block.text, block.place, "exec"), {"__name__": "snippet"})
+def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with a finished run's (small, untrained) model; what a snippet defines is there afterwards."""
+    model = build(architecture="gpt2", config=TINY["gpt2"], vocabulary_size=384, sequence_length=128)
+    run = tmp_path / "runs" / "stdlib-nano-1"
+    run.mkdir(parents=True)
+    save_model(model, dict(model.state_dict()), load_tokenizer("bytes"), run / "model")
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "snippet"}
+    exec(compile(block.text, block.place, "exec"), names)
+    assert len(names) > 2, "a snippet defines something (besides its name and the builtins)"
 
 
 @pytest.mark.parametrize("line", COMMANDS)
