@@ -58,13 +58,40 @@ def load_deepspeed_config(
     accumulation_steps: int | None = None,
     micro_batch: int | None = None,
 ) -> DeepSpeedSettings:
-    """Read a DeepSpeed JSON, fill in what it leaves open, and check everything that can be checked before the start.
+    """Read a DeepSpeed JSON and resolve it, see ``resolve_deepspeed_config``.
+
+    Raises:
+        ConfigError: the first mistake, with file, key, and the smallest fix. Nothing was started or written.
+    """
+    return resolve_deepspeed_config(
+        read_json_object(Path(path)),
+        path,
+        schema=schema,
+        experiment=experiment,
+        world_size=world_size,
+        accumulation_steps=accumulation_steps,
+        micro_batch=micro_batch,
+    )
+
+
+def resolve_deepspeed_config(
+    written: dict[str, Any],
+    source: str | Path,
+    *,
+    schema: DeepSpeedSchema,
+    experiment: Experiment,
+    world_size: int,
+    accumulation_steps: int | None = None,
+    micro_batch: int | None = None,
+) -> DeepSpeedSettings:
+    """Fill in what a DeepSpeed JSON leaves open, and check everything that can be checked before the start.
 
     When a flag is given, a stated ``train_batch_size`` (E) stays and the other two numbers move: ``--accum-steps``
     alone derives B from E and N, ``--micro-batch`` alone derives N from E and B. Both flags together compute E anew.
 
     Args:
-        path: the JSON file.
+        written: the JSON; it is not changed.
+        source: its file, for messages.
         schema: what the installed DeepSpeed knows and this machine can run.
         experiment: the source of ``"auto"`` values, and of the run's length.
         world_size: data-parallel ranks (W).
@@ -74,9 +101,7 @@ def load_deepspeed_config(
     Raises:
         ConfigError: the first mistake, with file, key, and the smallest fix. Nothing was started or written.
     """
-    path = Path(path)
-    written = read_json_object(path)
-    with located_in(path):
+    with located_in(source):
         check_keys(written, schema)
         batch, changes = resolve_batch(written, world_size, accumulation_steps, micro_batch)
         unused = unused_auto_values(written, experiment)
@@ -89,7 +114,7 @@ def load_deepspeed_config(
         numerics = resolve_numerics(config, zero_stage, schema.machine)
         first_rates = _rehearse(config, experiment.run.steps, schema)[:_RATES_SHOWN]
     return DeepSpeedSettings(
-        source=path,
+        source=Path(source),
         config=config,
         batch=batch,
         zero_stage=zero_stage,

@@ -46,9 +46,18 @@ class WindowEngine:
         config: the resolved DeepSpeed JSON, with ``gradient_accumulation_steps`` and the micro-batch size in it.
         batch: the same numbers, with W.
         loss: sum and count of a micro-batch.
+        remedies: mend what DeepSpeed gets wrong and we can mend; False shows what it does by itself.
     """
 
-    def __init__(self, model: nn.Module, config: dict[str, Any], batch: EffectiveBatch, loss: SummedLoss) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: dict[str, Any],
+        batch: EffectiveBatch,
+        loss: SummedLoss,
+        *,
+        remedies: bool = True,
+    ) -> None:
         import deepspeed
 
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -56,7 +65,7 @@ class WindowEngine:
             model=model, model_parameters=trained, config=_without_host_syncs(config)
         )
         self.batch, self.loss = batch, loss
-        self.remedies = apply_remedies(self.engine)
+        self.remedies = apply_remedies(self.engine) if remedies else []
         self.decayed_without_gradient: list[str] = []
         """Parameters that got no gradient in the first window but are changed by weight decay all the same.
 

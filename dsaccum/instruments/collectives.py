@@ -6,6 +6,7 @@ in ``torch.distributed`` miss ZeRO 3, which bound them at import; the profiler c
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ class Collective:
     """One operation on this rank.
 
     ``input_bytes`` is what this rank hands in: the whole tensor for a reduction or broadcast, its part for a gather.
+    ``entrance`` is the function of ``deepspeed.comm`` that was called; None where its logger was passed by, as calls
+    of ``torch.distributed`` do.
     """
 
     micro_step: int
@@ -41,6 +44,7 @@ class Collective:
     dtype: torch.dtype
     input_bytes: int
     output_bytes: int
+    entrance: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,19 +66,27 @@ class CollectiveRecorder:
 
     Args:
         engine: the live engine; its ``backward``, ``step`` and ``_take_model_step`` tell the phases apart.
+
+    Attributes:
+        operations: in the order in which they were called.
+        now: the micro-step that is under way, from 1.
+        step_calls: how often ``engine.step()`` returned.
+        optimizer_steps: the micro-steps, from 1, in which the optimizer stepped.
     """
 
     def __init__(self, engine: Any) -> None:
         self.operations: list[Collective] = []
+        self.now = 1
+        self.step_calls = 0
+        self.optimizer_steps: list[int] = []
         self._engine = engine
         self._mode = _Spy(self._record)
-        self._now = 1
         self._phase = ELSEWHERE
         self._steps_seen = 1
 
     def micro_step(self, number: int) -> None:
         """What follows belongs to this micro-step (from 1)."""
-        self._now = number
+        self.now = number
         self._steps_seen = max(self._steps_seen, number)
 
     def __enter__(self) -> CollectiveRecorder:
@@ -119,12 +131,14 @@ class CollectiveRecorder:
         dtype = inputs[0].dtype if inputs else torch.uint8
         kind = classify(name, elements, dtype, self._phase)
         self.operations.append(
-            Collective(self._now, name, kind, self._phase, elements, dtype, _bytes(inputs), _bytes(outputs))
+            Collective(self.now, name, kind, self._phase, elements, dtype, _bytes(inputs), _bytes(outputs), _entrance())
         )
 
     def _in_phase(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def inside(*arguments: Any, **keywords: Any) -> Any:
             previous, self._phase = self._phase, phase
+            if phase == UPDATE:
+                self.optimizer_steps.append(self.now)
             try:
                 return function(*arguments, **keywords)
             finally:
@@ -135,8 +149,9 @@ class CollectiveRecorder:
     def _counting_on(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*arguments: Any, **keywords: Any) -> Any:
             result = step(*arguments, **keywords)
-            self._steps_seen = max(self._steps_seen, self._now)
-            self._now += 1
+            self._steps_seen = max(self._steps_seen, self.now)
+            self.step_calls += 1
+            self.now += 1
             return result
 
         return stepped
@@ -162,22 +177,27 @@ def classify(operation: str, elements: int, dtype: torch.dtype, phase: str) -> s
 
 @contextmanager
 def comms_logger_bytes() -> Iterator[dict[str, int]]:
-    """The second witness: bytes per operation as DeepSpeed's own comms logger counts them, filled in at the end.
+    """The second witness: input bytes per function of ``deepspeed.comm``, as DeepSpeed's own comms logger counts them.
 
-    Its names are those of ``deepspeed.comm``; its bytes are input bytes, as ours are. It is one for the whole process.
+    Filled in as the calls come. What carries no tensor (objects, barriers) has 0 bytes. One for the whole process.
     """
     import deepspeed.comm as comm
 
     logger = comm.comm.comms_logger
-    enabled, everything, verbose, before = logger.enabled, logger.prof_all, logger.verbose, logger.comms_dict
-    logger.enabled, logger.prof_all, logger.verbose, logger.comms_dict = True, True, False, {}
+    enabled, everything = logger.enabled, logger.prof_all
     totals: dict[str, int] = {}
+
+    def count(function: str, _name: str, _seconds: float, size: int) -> None:
+        totals[function] = totals.get(function, 0) + int(size)
+
+    # The logger's own ``append`` works out a bandwidth: it ends the process at operations that it has no formula for,
+    # such as ``all_gather_object``, and divides by a time that may be 0.
+    logger.append, logger.enabled, logger.prof_all = count, True, True
     try:
         yield totals
     finally:
-        for name, by_size in logger.comms_dict.items():
-            totals[name] = sum(size * entry[0] for size, entry in by_size.items())
-        logger.enabled, logger.prof_all, logger.verbose, logger.comms_dict = enabled, everything, verbose, before
+        logger.enabled, logger.prof_all = enabled, everything
+        del logger.append
 
 
 class _Spy(TorchDispatchMode):
@@ -215,3 +235,13 @@ def _plain(name: str) -> str:
 
 def _bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _entrance() -> str | None:
+    """Name of the ``deepspeed.comm`` function on the stack whose wrapper tells the comms logger; None without one."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "log_wrapper" and frame.f_globals.get("__name__") == "deepspeed.comm.comm":
+            return str(frame.f_locals["func"].__name__)
+        frame = frame.f_back
+    return None

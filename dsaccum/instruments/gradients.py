@@ -116,6 +116,7 @@ def observe_steps(engine: Any, *, snapshots: bool = True) -> Iterator[list[Obser
     """
     seen: list[ObservedStep] = []
     take_model_step = engine._take_model_step
+    replaced = engine.__dict__.get("_take_model_step")
 
     def observed(*arguments: Any, **keywords: Any) -> Any:
         base = getattr(engine.optimizer, "optimizer", engine.optimizer)
@@ -133,7 +134,10 @@ def observe_steps(engine: Any, *, snapshots: bool = True) -> Iterator[list[Obser
     try:
         yield seen
     finally:
-        del engine._take_model_step
+        if replaced is None:
+            del engine._take_model_step
+        else:
+            engine._take_model_step = replaced
 
 
 def _by_name(whole: dict[tuple[str, str], Tensor], adapter: Adapter) -> dict[str, Tensor]:

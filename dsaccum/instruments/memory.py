@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 from dsaccum.instruments.adapters import adapter_for
@@ -32,12 +34,15 @@ class MemoryUse:
         peak_bytes: all that the tracker saw, at the worst moment.
         by_category: parameter, gradient, activation, optimizer, temporary at that moment; they add up to it.
         highest: each category's own worst moment.
+        in_forward: by category, the worst moment of all that is neither ``engine.backward`` nor ``engine.step``. What
+            stands there from earlier micro-steps stands there in full.
         allocator_bytes: the same peak as CUDA's allocator counts it; None without a GPU.
     """
 
     peak_bytes: int
     by_category: dict[str, int]
     highest: dict[str, int]
+    in_forward: dict[str, int]
     allocator_bytes: int | None
 
 
@@ -58,52 +63,103 @@ def measure_memory(engine: Any, windows: Iterable[Callable[[], object]]) -> Memo
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
+    with _phases_told(engine, tracker), tracker:
+        for window in windows:
+            window()
+    key = _tracked(device, tracker)
+    by_category = _by_category(tracker.get_tracker_snapshot("peak").get(key, {}))
+    return MemoryUse(
+        peak_bytes=sum(by_category.values()),
+        by_category=by_category,
+        highest=tracker.highest.get(key, dict.fromkeys(CATEGORIES, 0)),
+        in_forward=tracker.in_forward.get(key, dict.fromkeys(CATEGORIES, 0)),
+        allocator_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+    )
+
+
+@contextmanager
+def _phases_told(engine: Any, tracker: _CategoryTracker) -> Iterator[None]:
+    """Inside, the tracker knows when a backward or a step runs, and accumulated gradients are tagged after each."""
     backward, step = engine.backward, engine.step
     saved = {name: engine.__dict__.get(name) for name in ("backward", "step")}
 
     def backward_then_tag(*arguments: Any, **keywords: Any) -> Any:
-        result = backward(*arguments, **keywords)
+        with tracker.beside_forward():
+            result = backward(*arguments, **keywords)
         _tag(tracker, _gradient_buffers(engine.optimizer), _MemRefType.GRAD)
         return result
 
     def step_then_reset(*arguments: Any, **keywords: Any) -> Any:
-        result = step(*arguments, **keywords)
+        with tracker.beside_forward():
+            result = step(*arguments, **keywords)
         tracker.reset_mod_stats()
         return result
 
     engine.backward, engine.step = backward_then_tag, step_then_reset
     try:
-        with tracker:
-            for window in windows:
-                window()
+        yield
     finally:
         for name, value in saved.items():
             if value is None:
                 del engine.__dict__[name]
             else:
                 engine.__dict__[name] = value
-    peak = tracker.get_tracker_snapshot("peak").get(_tracked(device, tracker), {})
-    by_category = _by_category(peak)
-    allocated = torch.cuda.max_memory_allocated(device) if on_gpu else None
-    return MemoryUse(sum(by_category.values()), by_category, tracker.highest_on(_tracked(device, tracker)), allocated)
 
 
 class _CategoryTracker(MemTracker):
-    """Also keeps each category's own maximum: at the peak of the total another category may be small."""
+    """Also keeps each category's own maximum: at the peak of the total another category may be small.
+
+    Keeps no statistics by module, which are slow, and of which MemTracker loses track when a module's forward runs
+    twice before ``reset_mod_stats``. Its hooks are reduced to what tells parameters, gradients and recomputation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._highest: dict[torch.device, dict[str, int]] = {}
+        self.highest: dict[torch.device, dict[str, int]] = {}
+        self.in_forward: dict[torch.device, dict[str, int]] = {}
+        self._beside_forward = 0
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    @contextmanager
+    def beside_forward(self) -> Iterator[None]:
+        """Inside, a backward or an optimizer step runs."""
+        self._beside_forward += 1
+        try:
+            yield
+        finally:
+            self._beside_forward -= 1
+
+    def reset_mod_stats(self) -> None:
+        """Look at every module's parameters again: ZeRO 3 has given them other storages."""
+        super().reset_mod_stats()
+        self._known.clear()
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         super()._update_peak_stats(peak_state)
         for device, snapshot in self._curr_mem_snap.items():
-            highest = self._highest.setdefault(device, dict.fromkeys(CATEGORIES, 0))
-            for category, size in _by_category(snapshot).items():
-                highest[category] = max(highest[category], size)
+            now = _by_category(snapshot)
+            highest = self.highest.setdefault(device, dict.fromkeys(CATEGORIES, 0))
+            highest.update({category: max(size, highest[category]) for category, size in now.items()})
+            if not self._beside_forward and sum(now.values()) >= sum(self.in_forward.get(device, {}).values()):
+                self.in_forward[device] = now
 
-    def highest_on(self, device: torch.device) -> dict[str, int]:
-        return dict(self._highest.get(device, dict.fromkeys(CATEGORIES, 0)))
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+        if self._mod_tracker.is_bw:  # activation checkpointing recomputes
+            if self._ac_mod is None:
+                self._ac_mod, self._in_ac = weakref.ref(module), True
+        elif module not in self._known:
+            self._track_module_params_and_buffers(module, install_grad_hooks=True)
+            self._known.add(module)
+
+    def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._ac_mod is not None and self._ac_mod() is module:
+            self._ac_mod, self._in_ac = None, False
+
+    def _pre_bw_hook(self, module: nn.Module, args: Any) -> None:
+        pass
+
+    def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
+        pass
 
 
 def _by_category(snapshot: dict[Any, int]) -> dict[str, int]:

@@ -11,6 +11,9 @@ With P elements in all trained parameters, b bytes each as communicated, W ranks
 | ZeRO 2                  | b P                                       | every micro-step | the same                  |
 | ZeRO 3                  | b (each parameter, up to a multiple of W) | every micro-step | 8 per sub-group           |
 
+Under ``torch_autocast`` ZeRO reduces the parameters of linear and convolution layers in the autocast type and the
+others in their own, each in buckets of its own: b then differs by parameter. ZeRO 0 reduces all in fp32.
+
 ZeRO takes its norm without clipping too; the overflow flag is reduced in bf16 and fp16. W = 1 calls the collectives
 as well. Buckets change the number of operations, not the bytes. A parameter without gradient is reduced as zeros at
 ZeRO 0 and in BF16_Optimizer, and left out by ZeRO 1 to 3.
@@ -38,6 +41,7 @@ class TrafficPlan:
         wrapper: one of the four kinds.
         groups: elements of each trained parameter, by parameter group (at ZeRO 3 by sub-group).
         itemsize: bytes of one gradient element as communicated.
+        itemsizes: the same by parameter, in the shape of ``groups``; None where it is the same for all.
         world_size: data-parallel ranks.
         accumulation_steps: N.
         clipping: the configured limit is above zero.
@@ -56,11 +60,15 @@ class TrafficPlan:
     computes_norm: bool = True
     checks_overflow: bool = False
     bucket: int = ZERO_0_BUCKET
+    itemsizes: tuple[tuple[int, ...], ...] | None = None
 
     @property
-    def elements(self) -> int:
-        """P."""
-        return sum(sum(group) for group in self.groups)
+    def parameters(self) -> list[tuple[int, int]]:
+        """(elements, bytes of one) of each trained parameter, over all groups."""
+        sizes = self.itemsizes or tuple((self.itemsize,) * len(group) for group in self.groups)
+        return [
+            pair for group, widths in zip(self.groups, sizes, strict=True) for pair in zip(group, widths, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,13 @@ def plan_of(engine: Any, without_gradient: Collection[str] = ()) -> TrafficPlan:
         without_gradient: trained parameters that no micro-batch of the window uses.
     """
     wrapper, stage = engine.optimizer, int(engine.zero_optimization_stage())
-    kind = _kind(engine, stage)
+    kind = wrapper_kind(engine)
     unused = {id(p) for name, p in engine.module.named_parameters() if name in without_gradient and kind == ZERO}
+    groups = _groups(engine, unused)
     return TrafficPlan(
         stage=stage,
         wrapper=kind,
-        groups=_group_sizes(engine, unused),
+        groups=tuple(tuple(_size(parameter) for parameter in group) for group in groups),
         itemsize=engine.communication_data_type.itemsize,
         world_size=engine.dp_world_size,
         accumulation_steps=engine.gradient_accumulation_steps(),
@@ -94,6 +103,7 @@ def plan_of(engine: Any, without_gradient: Collection[str] = ()) -> TrafficPlan:
         computes_norm=bool(getattr(wrapper, "compute_grad_norm", True)),
         checks_overflow=bool(getattr(wrapper, "check_grad_overflow", False)),
         bucket=int(engine.zero_reduce_bucket_size()) if kind == ZERO else ZERO_0_BUCKET,
+        itemsizes=_itemsizes(wrapper, groups) if kind == ZERO else None,
     )
 
 
@@ -117,12 +127,9 @@ def expected_traffic(plan: TrafficPlan) -> list[ExpectedTraffic]:
 def expected_gradient_bytes(plan: TrafficPlan) -> int:
     """Bytes of one reduction of the whole gradient, padding included."""
     if plan.wrapper == BF16:
-        elements = sum(_up_to_multiple(sum(group), 2 * plan.world_size) for group in plan.groups)
-    elif plan.stage == 3:
-        elements = sum(_up_to_multiple(count, plan.world_size) for group in plan.groups for count in group)
-    else:
-        elements = plan.elements
-    return elements * plan.itemsize
+        return plan.itemsize * sum(_up_to_multiple(sum(group), 2 * plan.world_size) for group in plan.groups)
+    multiple = plan.world_size if plan.stage == 3 else 1
+    return sum(_up_to_multiple(elements, multiple) * itemsize for elements, itemsize in plan.parameters)
 
 
 def expected_control_bytes(plan: TrafficPlan) -> int:
@@ -137,29 +144,46 @@ def expected_control_bytes(plan: TrafficPlan) -> int:
 
 
 def _operations(plan: TrafficPlan) -> tuple[int, int]:
-    """A bucket is flushed when the next tensor would overfill it, so two neighbours hold more than one bucket."""
-    tensors = sum(len(group) for group in plan.groups)
+    """A bucket is flushed when the next tensor would overfill it, so two neighbours hold more than one bucket.
+
+    Each type has buckets of its own.
+    """
     if plan.wrapper == BF16:  # one flat tensor per group; a bucket is closed by the tensor that overfills it
-        tensors = len(plan.groups)
-    least = 1 if plan.wrapper != ZERO else -(-plan.elements // max(plan.bucket, *(max(g) for g in plan.groups)))
-    return least, min(tensors, 2 * plan.elements // plan.bucket + 1)
+        elements = sum(sum(group) for group in plan.groups)
+        return 1, min(len(plan.groups), 2 * elements // plan.bucket + 1)
+    least = most = 0
+    for itemsize in {itemsize for _, itemsize in plan.parameters}:
+        tensors = [elements for elements, own in plan.parameters if own == itemsize]
+        least += 1 if plan.wrapper != ZERO else -(-sum(tensors) // max(plan.bucket, *tensors))
+        most += min(len(tensors), 2 * sum(tensors) // plan.bucket + 1)
+    return least, most
 
 
-def _kind(engine: Any, stage: int) -> str:
+def wrapper_kind(engine: Any) -> str:
+    """Which of the four kinds of wrapper the engine's optimizer has."""
     wrapper = engine.optimizer
-    if stage == 3 or hasattr(wrapper, "averaged_gradients"):
+    if engine.zero_optimization_stage() == 3 or hasattr(wrapper, "averaged_gradients"):
         return ZERO
     if hasattr(wrapper, "fp32_groups_flat_partition"):
         return BF16
     return HALF if hasattr(wrapper, "fp16_groups") else BARE
 
 
-def _group_sizes(engine: Any, unused: set[int]) -> tuple[tuple[int, ...], ...]:
+def _groups(engine: Any, unused: set[int]) -> list[list[Any]]:
+    """Trained parameters by group, without those that are not used."""
     wrapper = engine.optimizer
     held = ("bit16_groups", "bf16_groups", "fp16_groups")
     own = [group["params"] for group in wrapper.param_groups]
     groups = next((getattr(wrapper, name) for name in held if hasattr(wrapper, name)), own)
-    return tuple(tuple(_size(p) for p in group if p.requires_grad and id(p) not in unused) for group in groups)
+    return [[p for p in group if p.requires_grad and id(p) not in unused] for group in groups]
+
+
+def _itemsizes(wrapper: Any, groups: list[list[Any]]) -> tuple[tuple[int, ...], ...] | None:
+    """Bytes of an element by parameter, as ZeRO chooses them; None in versions that have one type for all."""
+    dtype_of = getattr(wrapper, "get_param_comm_dtype", None)
+    if dtype_of is None:
+        return None
+    return tuple(tuple(dtype_of(parameter).itemsize for parameter in group) for group in groups)
 
 
 def _size(parameter: Any) -> int:

@@ -7,17 +7,35 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
-from dsaccum.data.stream import WindowStream
+from torch import Tensor
+
 from dsaccum.engine.window_engine import WindowEngine, WindowOutcome
 from dsaccum.loss import window_count
 from dsaccum.training.control import Agreement, ControlExchange, WindowReport
 from dsaccum.training.metrics import StepMetrics
 from dsaccum.training.outcome import RunFailed
 from dsaccum.training.stop_request import StopRequest
-from dsaccum.training.watchdog import Watchdog
 
 Note = Callable[[str], None]
+
+
+class Windows(Protocol):
+    """This rank's micro-batches, window by window; windows count from 0."""
+
+    def window(self, index: int) -> list[dict[str, Tensor]]:
+        """The N micro-batches of a window."""
+
+    def samples_in(self, index: int) -> int:
+        """How many of their rows hold a sample."""
+
+
+class Place(Protocol):
+    """Where a rank tells that it stands, so that one that hangs can be named."""
+
+    def at(self, step: int, micro_step: int, phase: str) -> None:
+        """``step`` from 1, ``micro_step`` from 1 or 0 before the first; ``phase``: data, exchange, forward, ..."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +66,9 @@ class TrainingLoop:
     def __init__(
         self,
         engine: WindowEngine,
-        stream: WindowStream,
+        stream: Windows,
         exchange: ControlExchange,
-        watchdog: Watchdog,
+        watchdog: Place,
         stop: StopRequest,
         record: Callable[[StepMetrics], None],
         note: Note,

@@ -1,0 +1,7 @@
+"""``python -m dsaccum``."""
+
+import sys
+
+from dsaccum.cli import main
+
+sys.exit(main())

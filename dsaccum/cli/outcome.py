@@ -1,0 +1,87 @@
+"""How a command ends: exit codes that scripts rely on, and the one line that a person reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+
+from dsaccum.config.errors import ConfigError
+
+
+class ExitCode(IntEnum):
+    """Of every ``dsaccum`` command."""
+
+    EQUIVALENT = 0
+    NOT_EQUIVALENT = 1
+    WRONG_INPUT = 2
+    NOT_CARRIED_OUT = 3
+
+
+class NotCarriedOut(Exception):
+    """There is no verdict that may stand; the message says why."""
+
+
+def exit_code_of(work: Callable[[], ExitCode], *, verbose: bool) -> ExitCode:
+    """Do the work; whatever goes wrong in it is one line and an exit code.
+
+    Args:
+        work: gives the exit code where it ends by itself.
+        verbose: whether a rank's last lines, or the traceback of what nobody foresaw, are shown above the line.
+    """
+    try:
+        return work()
+    except ConfigError as error:
+        return refuse(error)
+    except NotCarriedOut as error:
+        say(f"error: {error}")
+    except KeyboardInterrupt:
+        say("error: interrupted; nothing is proven")
+    except Exception as error:
+        say(_rank_failure(error, verbose=verbose) or _unforeseen(error, verbose=verbose))
+    return ExitCode.NOT_CARRIED_OUT
+
+
+def refuse(error: ConfigError) -> ExitCode:
+    """Say what the user can mend."""
+    say(f"error: {error}")
+    return ExitCode.WRONG_INPUT
+
+
+def say(text: str) -> None:
+    """On stderr; nobody may be left to read it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def show(write: Callable[[], object]) -> None:
+    """Write to stdout, which a reader such as ``head`` may have closed: then what is left is dropped."""
+    try:
+        write()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
+
+
+def _rank_failure(error: Exception, *, verbose: bool) -> str | None:
+    # Whoever raised it has loaded the module; nobody else should, for torch comes with it.
+    module = sys.modules.get("dsaccum.verification.rank_pool")
+    if module is None or not isinstance(error, module.RankFailed):
+        return None
+    details = str(getattr(error, "details", "") or "").rstrip()
+    if verbose and details:
+        return f"{details}\nerror: {_one_line(error)}"
+    return f"error: {_one_line(error)}" + ("; --verbose shows its last lines" if details else "")
+
+
+def _unforeseen(error: Exception, *, verbose: bool) -> str:
+    line = f"error: {type(error).__name__}: {_one_line(error) or 'without a message'}"
+    return f"{traceback.format_exc()}{line}" if verbose else f"{line}; --verbose shows the traceback"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

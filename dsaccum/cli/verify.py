@@ -1,0 +1,175 @@
+"""``dsaccum verify``: flags in, report and record out, the verdict as exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
+from dsaccum.config.errors import ConfigError
+from dsaccum.verification.arguments import MOST_STEPS, VerifyArguments
+
+if TYPE_CHECKING:
+    from dsaccum.verification.record import VerifyRecord
+
+_SUBJECT, _CHANGES, _RIGOUR, _OUTPUT = "What is verified", "Changes for this run", "How strictly", "Output"
+
+
+def verify_command(
+    context: typer.Context,
+    deepspeed: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="DeepSpeed JSON: how to step. Required.", rich_help_panel=_SUBJECT),
+    ] = None,
+    experiment: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.yaml", help="Experiment: model, data, loss.", rich_help_panel=_SUBJECT),
+    ] = None,
+    loop: Annotated[
+        str,
+        typer.Option(
+            metavar="LOOP",
+            help="dsaccum; hf-labels (the model's own loss); outside-loss (from its logits); or FILE.py:function, "
+            "where function(engine, micro_batch) gives the loss for engine.backward.",
+            rich_help_panel=_SUBJECT,
+        ),
+    ] = "dsaccum",
+    ranks: Annotated[
+        int | None,
+        typer.Option(metavar="W", help="Data-parallel ranks; as many as cores, at most 2.", rich_help_panel=_CHANGES),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(metavar="K", help=f"Optimizer steps, 1 to {MOST_STEPS}.", rich_help_panel=_CHANGES)
+    ] = 3,
+    accum_steps: Annotated[
+        int | None, typer.Option(metavar="N", help="gradient_accumulation_steps.", rich_help_panel=_CHANGES)
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(metavar="B", help="train_micro_batch_size_per_gpu.", rich_help_panel=_CHANGES)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="SECTION.KEY=VALUE", help="Any field of the YAML; repeatable.", rich_help_panel=_CHANGES
+        ),
+    ] = None,
+    inject: Annotated[
+        str | None,
+        typer.Option(metavar="FAULT", help="Put a known fault in, to see it found.", rich_help_panel=_RIGOUR),
+    ] = None,
+    no_remedies: Annotated[
+        bool,
+        typer.Option(
+            "--no-remedies", metavar="", help="DeepSpeed as it is, its faults included.", rich_help_panel=_RIGOUR
+        ),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", metavar="", help="Exit with 3 if anything was substituted or untested.", rich_help_panel=_RIGOUR
+        ),
+    ] = False,
+    full_size: Annotated[
+        bool,
+        typer.Option(
+            "--full-size",
+            metavar="",
+            help="Never shrink a large model, however long it takes.",
+            rich_help_panel=_RIGOUR,
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="OUT.json", help="Write the record to a new file.", rich_help_panel=_OUTPUT),
+    ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", metavar="", help="What libraries and ranks say, and tracebacks.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+) -> int:
+    """Prove, or refute, that N accumulated micro-batches give the update of one big batch.
+
+    On your own config, model, data and installed DeepSpeed. Exit codes: 0 equivalent, 1 not equivalent, 2 the input is
+    wrong, 3 could not be carried out.
+    """
+
+    def work() -> ExitCode:
+        if deepspeed is None:
+            problem = "no DeepSpeed JSON was given"
+            raise ConfigError(problem, source="--deepspeed", fix="--deepspeed ds_configs/accum4.json")
+        arguments = VerifyArguments(
+            deepspeed=deepspeed,
+            experiment=experiment,
+            ranks=ranks,
+            steps=steps,
+            accumulation_steps=accum_steps,
+            micro_batch=micro_batch,
+            loop=loop,
+            fault=inject,
+            remedies=not no_remedies,
+            strict=strict,
+            full_size=full_size,
+            overrides=tuple(overrides or ()),
+            verbose=verbose,
+            command=("dsaccum", *context.obj),
+        )
+        if json is not None:
+            _check_record_path(json)
+        return _verify_and_report(arguments, json)
+
+    return exit_code_of(work, verbose=verbose)
+
+
+def _verify_and_report(arguments: VerifyArguments, record_path: Path | None) -> ExitCode:
+    from dsaccum.engine.process import quiet_libraries
+    from dsaccum.report.progress import shown_progress
+
+    with shown_progress() as progress:
+        progress.stage("loading torch and DeepSpeed")
+        if not arguments.verbose:
+            quiet_libraries()
+        from dsaccum.verification.verify import verify
+
+        record = verify(arguments, progress)
+    from dsaccum.report.terminal import print_report
+
+    show(lambda: print_report(record))
+    if record_path is not None:
+        _write(record, record_path)
+    return _judged(record, strict=arguments.strict)
+
+
+def _judged(record: VerifyRecord, *, strict: bool) -> ExitCode:
+    """A difference that was found stands, whatever else was substituted or left open."""
+    if record.verdict == "not_equivalent":
+        return ExitCode.NOT_EQUIVALENT
+    if record.verdict is None:
+        raise NotCarriedOut(f"there is no verdict: {record.why_undecided()}")
+    if strict and (open_questions := record.open_questions()):
+        raise NotCarriedOut(f"--strict: {'; '.join(open_questions)}")
+    return ExitCode.EQUIVALENT
+
+
+def _check_record_path(path: Path) -> None:
+    """Before any work: a record that cannot be written in the end would be a minute lost."""
+    if os.path.lexists(path):
+        free = next(name for n in range(2, sys.maxsize) if not (name := path.with_stem(f"{path.stem}-{n}")).exists())
+        problem = "is there already, and records don't overwrite one another"
+        raise ConfigError(problem, key="--json", value=str(path), fix=f"--json {free}, or delete it")
+    if not path.parent.is_dir():
+        raise ConfigError("there is no such directory", key="--json", value=str(path), fix=f"mkdir -p {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError("its directory cannot be written to", key="--json", value=str(path), fix="name another file")
+
+
+def _write(record: VerifyRecord, path: Path) -> None:
+    try:
+        record.write(path)
+    except OSError as error:
+        raise NotCarriedOut(f"the record could not be written to {path}: {error.strerror or error}") from error

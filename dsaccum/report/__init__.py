@@ -1,0 +1,1 @@
+"""What people read: the terminal's output, made from the records alone."""

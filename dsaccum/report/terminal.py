@@ -1,0 +1,104 @@
+"""The verify record as people read it: on a terminal in colour, elsewhere as plain text of 80 characters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from dsaccum.report.conclusion import claim_lines, verdict_lines
+from dsaccum.report.figures import counted
+from dsaccum.report.layout import WIDTH, as_plain_text, labelled, listed
+from dsaccum.report.resources import communication_lines, memory_lines
+from dsaccum.report.step_tables import step_lines
+from dsaccum.report.weight_matrix import weight_lines
+from dsaccum.verification.record import VerifyRecord
+
+WIDEST = 100
+"""Longer lines are hard to read, however wide the terminal is."""
+
+
+def print_report(record: VerifyRecord, stream: TextIO | None = None) -> None:
+    """Print the whole report, on stdout unless told otherwise.
+
+    Args:
+        record: what was found.
+        stream: where to; colours are used on a terminal only, and not where ``NO_COLOR`` is set.
+
+    Raises:
+        OSError: nobody is left to read it.
+    """
+    console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    width = min(max(console.width, WIDTH), WIDEST) if console.is_terminal else WIDTH
+    with console.capture() as report:
+        for line in report_lines(record, width=width):
+            console.print(line)
+    console.file.write(report.get())
+
+
+def report_lines(record: VerifyRecord, *, width: int = WIDTH) -> list[Text]:
+    """What was verified, each step, the weights, resources, claims, and last the verdict with its causes."""
+    return [
+        *_header(record, width),
+        *step_lines(record, width=width),
+        *weight_lines(record.steps, width=width),
+        Text(),
+        *communication_lines(record.communication, width=width),
+        *memory_lines(record.memory, width=width),
+        Text(),
+        *claim_lines(record, width=width),
+        Text(),
+        *verdict_lines(record, width=width),
+    ]
+
+
+def failure_text(record: VerifyRecord) -> str:
+    """What a failed assertion says: claims, weights, verdict, causes."""
+    return as_plain_text(
+        [
+            *verdict_lines(record, width=WIDTH),
+            Text(),
+            *claim_lines(record, width=WIDTH),
+            *weight_lines(record.steps, width=WIDTH),
+        ]
+    )
+
+
+def _header(record: VerifyRecord, width: int) -> Iterator[Text]:
+    batch = record.effective_batch
+    yield Text(
+        f"effective batch = {counted(batch.world_size, 'rank')} x "
+        f"{counted(batch.accumulation_steps, 'accumulation step')} x {batch.micro_batch} micro-batch = "
+        f"{counted(batch.total, 'sample')}"
+    )
+    for label, text in _described(record).items():
+        if text:
+            yield from labelled(label, text, width=width)
+    yield from listed("fault injected", [record.fault] if record.fault else [], width=width)
+    yield from listed("substituted", record.substitutions, width=width)
+    yield from listed("remedies", record.remedies, width=width)
+    yield from listed("warnings", record.warnings, width=width)
+
+
+def _described(record: VerifyRecord) -> dict[str, str]:
+    model = [record.model.class_name, _parameters(record)]
+    numbers = [
+        record.precision,
+        record.accumulation_dtype and f"gradients accumulated in {record.accumulation_dtype}",
+        None if record.zero_stage is None else f"ZeRO stage {record.zero_stage}",
+    ]
+    took = "" if record.elapsed_s is None else f"{record.elapsed_s:.1f} s"
+    return {
+        "model": ", ".join(filter(None, model)),
+        "precision": ", ".join(filter(None, numbers)),
+        "truth": record.truth or "",
+        "loop": record.loop,
+        "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+        "took": took,
+    }
+
+
+def _parameters(record: VerifyRecord) -> str:
+    return "" if record.model.parameters is None else counted(record.model.parameters, "parameter")

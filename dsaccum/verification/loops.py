@@ -1,0 +1,142 @@
+"""The loops that can be put under test: the product's own, and the ways in which people call DeepSpeed themselves.
+
+Each takes windows from a stream, makes one optimizer step of each, and returns the loss of each as it would log it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.config.factories import load_factory
+from dsaccum.engine.process import Ranks
+from dsaccum.engine.window_engine import WindowEngine
+from dsaccum.loss import model_inputs
+from dsaccum.training import loop as training
+from dsaccum.training.control import ControlExchange
+from dsaccum.training.loop import Place, TrainingLoop
+from dsaccum.training.metrics import StepMetrics
+from dsaccum.training.stop_request import StopRequest
+
+DSACCUM, HF_LABELS, OUTSIDE_LOSS = "dsaccum", "hf-labels", "outside-loss"
+
+
+class Windows(training.Windows, Protocol):
+    """The windows that a loop is to train on, in order."""
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is under test on one rank."""
+
+    window_engine: WindowEngine
+    ranks: Ranks
+    place: Place
+
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's engine."""
+        return self.window_engine.engine
+
+    @property
+    def accumulation_steps(self) -> int:
+        """N."""
+        return self.window_engine.batch.accumulation_steps
+
+
+Loop = Callable[[Subject, Windows], list[float | None]]
+MicroBatchLoss = Callable[[Any, Mapping[str, Tensor]], Tensor]
+"""function(engine, micro_batch): the loss that is handed to ``engine.backward``."""
+
+
+def loop_of(name: str) -> Loop:
+    """The loop that ``--loop`` names.
+
+    Raises:
+        ConfigError: ``FILE.py:function`` cannot be imported.
+    """
+    if name == DSACCUM:
+        return _dsaccum
+    if name == HF_LABELS:
+        return _plain_loop(_loss_of_the_model)
+    if name == OUTSIDE_LOSS:
+        return _plain_loop(_loss_outside)
+    return _plain_loop(load_factory(name, source="command line", key="--loop"))
+
+
+def _dsaccum(subject: Subject, windows: Windows) -> list[float | None]:
+    """The product's own training loop, as ``launch/train.py`` runs it."""
+    metrics: list[StepMetrics] = []
+    engine = subject.window_engine
+    loop = TrainingLoop(
+        engine=engine,
+        stream=windows,
+        exchange=ControlExchange(subject.ranks.rank, subject.accumulation_steps, engine.device),
+        watchdog=subject.place,
+        stop=StopRequest(),
+        record=metrics.append,
+        note=lambda _: None,
+    )
+    loop.run(len(windows), max_skipped=len(windows) + 1)
+    return [step.loss for step in metrics]
+
+
+def _plain_loop(loss_of: MicroBatchLoss) -> Loop:
+    """``backward`` and ``step`` at every micro-step, the engine finds the boundary: DeepSpeed's documented way."""
+
+    def run(subject: Subject, windows: Windows) -> list[float | None]:
+        engine = subject.engine
+        logged: list[float | None] = []
+        for index in range(len(windows)):
+            subject.place.at(index + 1, 0, "data")
+            losses = []
+            for micro_step, micro_batch in enumerate(windows.window(index), start=1):
+                on_device = {name: field.to(engine.device) for name, field in micro_batch.items()}
+                subject.place.at(index + 1, micro_step, "forward")
+                loss = _checked(loss_of(engine, on_device))
+                losses.append(loss.detach().double())
+                subject.place.at(index + 1, micro_step, "backward")
+                engine.backward(loss)
+                subject.place.at(index + 1, micro_step, "step")
+                engine.step()
+            mean = torch.stack(losses).mean()
+            dist.all_reduce(mean)
+            logged.append(float(mean) / subject.ranks.world_size)
+        return logged
+
+    return run
+
+
+def _loss_of_the_model(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """The mean over the micro-batch's own target tokens, computed inside the model."""
+    return engine(**micro_batch).loss
+
+
+def _loss_outside(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """The same mean, computed from the logits."""
+    logits = engine(**model_inputs(micro_batch)).logits[:, :-1].float()
+    return F.cross_entropy(logits.flatten(0, 1), micro_batch["labels"][:, 1:].flatten())
+
+
+def _checked(loss: Any) -> Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise ConfigError(
+        f"the loop's function returned {found}", source="command line", key="--loop", allowed="a scalar loss tensor"
+    )
+
+
+def file_of(loop: str) -> Path | None:
+    """The file of a loop that is the user's own."""
+    return None if loop in (DSACCUM, HF_LABELS, OUTSIDE_LOSS) else Path(loop.rpartition(":")[0])

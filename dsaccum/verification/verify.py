@@ -1,0 +1,265 @@
+"""A verification from arguments to a record. Reads as the method: run, compare with the truth, measure, judge, name."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.loss import build_loss
+from dsaccum.reference_optimizers import NotRebuilt, rebuild_optimizer
+from dsaccum.reference_schedules import rebuild_schedule
+from dsaccum.training.opening import installed_versions
+from dsaccum.verification.arguments import VerifyArguments
+from dsaccum.verification.capture import Start, WindowCapture
+from dsaccum.verification.case import Case
+from dsaccum.verification.communication import judge_communication
+from dsaccum.verification.describe import describe_step
+from dsaccum.verification.diagnose import diagnose
+from dsaccum.verification.evidence import CaseEvidence, Counts, Rules, StepEvidence, gather_step, start_differing
+from dsaccum.verification.faults import fault_of
+from dsaccum.verification.inputs import PreparedCase, read_case
+from dsaccum.verification.judge import Judged, judge
+from dsaccum.verification.memory import judge_memory, memory_cases
+from dsaccum.verification.progress import Progress
+from dsaccum.verification.rank_pool import RankPool
+from dsaccum.verification.rank_pools import RankPools
+from dsaccum.verification.rank_tasks import Ran, measure_memory_of, run_case
+from dsaccum.verification.record import Cause, Claims, EffectiveBatchRecord, ModelRecord, VerifyRecord, verdict_of
+from dsaccum.verification.record_parts import CommunicationRecord, MemoryRecord
+from dsaccum.verification.sample_check import check_samples
+from dsaccum.verification.truth import ReferenceSide
+
+
+def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | None = None) -> VerifyRecord:
+    """Carry out one verification.
+
+    Args:
+        arguments: what was asked for.
+        progress: told what happens.
+        pools: started ranks to use; None for ranks that start and end here.
+
+    Raises:
+        ConfigError: the input is wrong.
+        RankFailed: a rank could not carry it out.
+    """
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        own = pools if pools is not None else stack.enter_context(RankPools())
+        pool = own.get(arguments.ranks or 2)
+        progress.stage("reading config, data and model")
+        prepared = _with_fault(read_case(arguments))
+        evidence, measured, ran = _examine(prepared, pool, progress)
+    claims, reasons = judge(evidence, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
+    causes = diagnose(evidence, claims.which("fail"))
+    return _record(
+        arguments, prepared, evidence, measured, ran, claims=claims, reasons=reasons, causes=causes, started=started
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What has windows of its own, and what follows from it."""
+
+    communication: CommunicationRecord
+    memory: MemoryRecord
+    traffic_claim: Judged
+    memory_claim: Judged
+
+
+def _with_fault(prepared: PreparedCase) -> PreparedCase:
+    """The same, where a fault is injected: what it needs is there, and what it asks for is asked of both sides."""
+    case = prepared.case
+    if case.fault is None:
+        return prepared
+    fault = fault_of(case.fault)
+    if (reason := fault.inapplicable(case)) is not None:
+        raise ConfigError(f"cannot show itself here: {reason}", source="--inject", value=case.fault)
+    asked = fault.request(case)
+    factory = asked.experiment.loss.factory
+    loss = prepared.loss if factory == case.experiment.loss.factory else build_loss(factory, source=case.source)
+    return replace(prepared, case=asked, loss=loss)
+
+
+def _examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> tuple[CaseEvidence, Measured, Ran]:
+    """Run the case on the ranks, work out what it should have done, and measure communication and memory."""
+    case = prepared.case
+    progress.stage(f"running {len(case.windows)} windows on {_ranks(case)}")
+    starts, captures, runs = _run(case, pool, progress)
+    progress.stage("computing the reference")
+    evidence = _compare(prepared, starts, captures, runs[0], progress)
+    measured, findings = _measure(case, pool, runs, progress)
+    return replace(evidence, findings=findings), measured, runs[0]
+
+
+def _run(case: Case, pool: RankPool, progress: Progress) -> tuple[list[Start], list[list[WindowCapture]], list[Ran]]:
+    """Starts by rank; captures by window and rank; what each rank said in the end."""
+    ranks = case.batch.world_size
+    starts: dict[int, Start] = {}
+    windows: dict[int, dict[int, WindowCapture]] = {}
+
+    def receive(rank: int, message: Any) -> None:
+        if isinstance(message, Start):
+            starts[rank] = message
+        elif isinstance(message, WindowCapture):
+            windows.setdefault(message.step, {})[rank] = message
+            if rank == 0:
+                progress.detail(f"window {message.step} of {len(case.windows)}")
+
+    runs = pool.run(run_case, case, on_message=receive)
+    by_window = [[windows[step][rank] for rank in range(ranks)] for step in sorted(windows)]
+    return [starts[rank] for rank in range(ranks)], by_window, runs
+
+
+def _compare(
+    prepared: PreparedCase, starts: list[Start], captures: list[list[WindowCapture]], ran: Ran, progress: Progress
+) -> CaseEvidence:
+    case = prepared.case
+    side = ReferenceSide(case, prepared.model, prepared.loss)
+    optimizer = rebuild_optimizer(case.config.get("optimizer"))
+    schedule = (
+        optimizer if isinstance(optimizer, NotRebuilt) else rebuild_schedule(case.config.get("scheduler"), optimizer)
+    )
+    rules = Rules(optimizer, schedule)
+    values: dict[str, Tensor] = dict(prepared.model.state_dict()) | starts[0].buffers
+    first_values = values
+    updates = 0
+    steps: list[StepEvidence] = []
+    for index, window in enumerate(captures):
+        progress.detail(f"window {index + 1} of {len(captures)}")
+        first = window[0]
+        if first.steps and first.steps[0].before is not None:
+            values = {**starts[0].buffers, **first.steps[0].before.parameters}
+        if index == 0:
+            first_values = values
+        choice = case.windows[index]
+        due = side.micro_batches(choice)
+        others = [
+            side.micro_batches(replace(other, probe=choice.probe))
+            for other in case.windows
+            if other.index != choice.index
+        ]
+        steps.append(
+            gather_step(
+                case,
+                rules,
+                side.window(choice, values),
+                side.sketch,
+                window,
+                counts=_counts(due, side),
+                updates_before=updates,
+                loss=ran.losses[index],
+                sample_faults=check_samples(window, due, others),
+            )
+        )
+        updates += sum(step.applied for step in first.steps)
+    progress.detail("additivity of the loss")
+    errors = side.additivity(case.windows[0], first_values)
+    worst = max(errors, key=errors.__getitem__, default="")
+    return CaseEvidence(
+        case=case,
+        steps=steps,
+        start_differing=start_differing(starts),
+        additivity=(errors.get(worst, 0.0), worst),
+        optimizer=optimizer,
+        schedule=schedule,
+        mixed_truth=side.float32_inside(case.windows[0], first_values),
+        replicas_compared=len(starts[0].checksums),
+    )
+
+
+def _counts(due: list[list[dict[str, Tensor]]], side: ReferenceSide) -> Counts:
+    """What people divide by; labels and positions only where there are such."""
+
+    def of(count: Any) -> list[list[int]]:
+        return [[int(count(batch)) for batch in step] for step in due]
+
+    return Counts(
+        targets=of(side.targets),
+        labels=of(lambda batch: (batch["labels"] != -100).sum()),
+        positions=of(lambda batch: batch["labels"].numel()),
+    )
+
+
+def _measure(
+    case: Case, pool: RankPool, runs: list[Ran], progress: Progress
+) -> tuple[Measured, dict[str, dict[str, Any]]]:
+    """Communication, from a window without capture that the ranks have run already, and memory."""
+    progress.stage("measuring memory")
+    peaks = []
+    for split in memory_cases(case):
+        progress.detail(f"N = {split.batch.accumulation_steps}, B = {split.batch.micro_batch}")
+        peaks.append(pool.run(measure_memory_of, split))
+    communication, *judged, traffic_finding = judge_communication([run.traffic for run in runs], case)
+    memory, *judged_memory, memory_finding = judge_memory(peaks, case)
+    findings = {each.pop("id"): each for each in (traffic_finding, memory_finding) if each is not None}
+    return Measured(communication, memory, Judged(*judged), Judged(*judged_memory)), findings
+
+
+def _record(
+    arguments: VerifyArguments,
+    prepared: PreparedCase,
+    evidence: CaseEvidence,
+    measured: Measured,
+    ran: Ran,
+    *,
+    claims: Claims,
+    reasons: dict[str, str],
+    causes: list[Cause],
+    started: float,
+) -> VerifyRecord:
+    case = prepared.case
+    batch = case.batch
+    return VerifyRecord(
+        verdict=verdict_of(claims),
+        loop=case.loop,
+        claims=claims,
+        reasons=reasons,
+        causes=causes,
+        effective_batch=EffectiveBatchRecord(
+            world_size=batch.world_size,
+            micro_batch=batch.micro_batch,
+            accumulation_steps=batch.accumulation_steps,
+            total=batch.total,
+        ),
+        model=ModelRecord(class_name=type(prepared.model).__name__, parameters=prepared.parameters),
+        precision=case.precision,
+        accumulation_dtype=case.accumulation_dtype,
+        zero_stage=case.zero_stage,
+        truth="mixed" if evidence.mixed_truth else "float64",
+        substitutions=prepared.substitutions,
+        remedies=ran.remedies,
+        warnings=prepared.warnings,
+        fault=case.fault,
+        steps=[describe_step(step) for step in evidence.steps],
+        communication=measured.communication,
+        memory=measured.memory,
+        experiment=case.experiment.model_dump(mode="json"),
+        deepspeed_config=case.config,
+        versions=installed_versions(),
+        hardware=_hardware(),
+        command=list(arguments.command),
+        elapsed_s=time.perf_counter() - started,
+    )
+
+
+def _hardware() -> dict[str, Any]:
+    on_gpu = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "devices": torch.cuda.device_count() if on_gpu else 0,
+        "processor": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": platform.system(),
+    }
+
+
+def _ranks(case: Case) -> str:
+    return f"{case.batch.world_size} rank{'s' if case.batch.world_size > 1 else ''}"

@@ -1,0 +1,47 @@
+"""A verification that is a stub: what the command makes of its result is what is tested here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dsaccum.verification.arguments import VerifyArguments
+from dsaccum.verification.progress import Progress
+from dsaccum.verification.record import VerifyRecord
+from tests.report import records
+
+Result = VerifyRecord | BaseException | Callable[[], Any]
+
+
+class StubVerify:
+    """Gives, raises or does what it is told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.result: Result = records.record()
+        self.calls: list[tuple[VerifyArguments, Any]] = []
+
+    def verify(self, arguments: VerifyArguments, progress: Progress, pools: Any = None) -> VerifyRecord:
+        self.calls.append((arguments, pools))
+        progress.stage("comparing")
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result if isinstance(self.result, VerifyRecord) else self.result()
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> StubVerify:
+    stub, module = StubVerify(), ModuleType("dsaccum.verification.verify")
+    module.verify = stub.verify  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return stub
+
+
+@pytest.fixture
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
