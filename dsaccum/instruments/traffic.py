@@ -89,7 +89,7 @@ def plan_of(engine: Any, without_gradient: Collection[str] = ()) -> TrafficPlan:
         without_gradient: trained parameters that no micro-batch of the window uses.
     """
     wrapper, stage = engine.optimizer, int(engine.zero_optimization_stage())
-    kind = wrapper_kind(engine)
+    kind = _kind(engine)
     unused = {id(p) for name, p in engine.module.named_parameters() if name in without_gradient and kind == ZERO}
     groups = _groups(engine, unused)
     return TrafficPlan(
@@ -159,7 +159,7 @@ def _operations(plan: TrafficPlan) -> tuple[int, int]:
     return least, most
 
 
-def wrapper_kind(engine: Any) -> str:
+def _kind(engine: Any) -> str:
     """Which of the four kinds of wrapper the engine's optimizer has."""
     wrapper = engine.optimizer
     if engine.zero_optimization_stage() == 3 or hasattr(wrapper, "averaged_gradients"):

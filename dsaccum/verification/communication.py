@@ -8,7 +8,7 @@ is listed by class: control traffic of a loop may, gradients and parameters may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,12 +16,13 @@ from typing import Any, Final
 from dsaccum.instruments.collectives import (
     CONTROL,
     ELSEWHERE,
+    GRADIENT,
     Collective,
     CollectiveRecorder,
     MicroStepTraffic,
     comms_logger_bytes,
 )
-from dsaccum.instruments.traffic import ExpectedTraffic, expected_traffic, plan_of, wrapper_kind
+from dsaccum.instruments.traffic import ExpectedTraffic, TrafficPlan, expected_traffic, plan_of
 from dsaccum.verification.case import Case
 from dsaccum.verification.loops import Subject
 from dsaccum.verification.record import ClaimState, CommunicationRecord, MicroStepRecord
@@ -36,28 +37,26 @@ class Traffic:
     """What one window communicated on one rank; bytes are those that this rank handed in.
 
     Attributes:
-        zero_stage: 0 to 3.
-        wrapper: kind of DeepSpeed's wrapper around the optimizer, as in ``instruments.traffic``.
         measured: of micro-steps 1 to the last; what a loop sends around its window counts to the nearest one.
-        expected: the same by the formula, of micro-steps 1 to N.
-        deepspeed_control_bytes: control bytes of each micro-step that DeepSpeed sent, the loop's own left out.
-        gradient_operations: how many operations carried gradients, by micro-step.
-        step_calls: of ``engine.step()``; N if all is well.
+        deepspeed_control_bytes: of each micro-step, control bytes without what the loop itself sent.
+        gradient_operations: of each micro-step, how many operations carried gradients.
         optimizer_steps: micro-steps, from 1, in which the optimizer stepped; (N,) if all is well.
+        step_calls: of ``engine.step()``; N if all is well.
+        plan: what the formula needs to know of the engine and of what the window used.
+        plans: the same of what each micro-step used, which is what ZeRO 2 and 3 reduce there.
         without_gradient: trained parameters that no micro-batch of the window used.
         dispatcher_bytes: by function of ``deepspeed.comm``, as the first witness saw them.
         logger_bytes: the same as DeepSpeed's comms logger counted them.
         past_the_logger: by class, what the first witness saw that did not come through ``deepspeed.comm``.
     """
 
-    zero_stage: int
-    wrapper: str
     measured: tuple[MicroStepTraffic, ...]
-    expected: tuple[ExpectedTraffic, ...]
     deepspeed_control_bytes: tuple[int, ...]
     gradient_operations: tuple[int, ...]
-    step_calls: int
     optimizer_steps: tuple[int, ...]
+    step_calls: int
+    plan: TrafficPlan
+    plans: tuple[TrafficPlan, ...]
     without_gradient: tuple[str, ...]
     dispatcher_bytes: dict[str, int]
     logger_bytes: dict[str, int]
@@ -68,10 +67,12 @@ class Traffic:
         """By micro-step."""
         return [micro_step.gradient_bytes for micro_step in self.measured]
 
-    @property
-    def expected_gradient_bytes(self) -> list[int]:
-        """By micro-step, of the formula."""
-        return [micro_step.gradient_bytes for micro_step in self.expected]
+    def expected(self, accumulation_steps: int) -> list[ExpectedTraffic]:
+        """By the formula, of micro-steps 1 to N, whatever N the engine itself was told."""
+        whole = [self.plan] * accumulation_steps
+        used = [*self.plans, *whole][:accumulation_steps] if self.plan.stage >= 2 else whole
+        plans = (replace(plan, accumulation_steps=accumulation_steps) for plan in used)
+        return [expected_traffic(plan)[index] for index, plan in enumerate(plans)]
 
     @property
     def contradictions(self) -> dict[str, tuple[int, int]]:
@@ -103,24 +104,27 @@ def measure_traffic(subject: Subject, run_window: Callable[[], object]) -> Traff
     with _gradients_by_micro_step(engine, recorder) as used, comms_logger_bytes() as logged, recorder:
         run_window()
     last = max(recorder.step_calls, 1)
+    steps = range(1, last + 1)
     # Before the first micro-step counts to the first anyway; a loop's last exchange counts to the last.
-    operations = [replace(each, micro_step=min(each.micro_step, last)) for each in recorder.operations]
-    recorder.operations = operations
+    recorder.operations = [replace(each, micro_step=min(each.micro_step, last)) for each in recorder.operations]
+    here = {step: [each for each in recorder.operations if each.micro_step == step] for step in steps}
     trained = [name for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
-    ever_used = set().union(*used.values())
+    unused = [name for name in trained if not any(name in names for names in used.values())]
     return Traffic(
-        zero_stage=int(engine.zero_optimization_stage()),
-        wrapper=wrapper_kind(engine),
         measured=tuple(recorder.per_micro_step()),
-        expected=_expected(engine, trained, used),
-        deepspeed_control_bytes=tuple(_control_bytes(operations, step) for step in range(1, last + 1)),
-        gradient_operations=tuple(_gradient_operations(operations, step) for step in range(1, last + 1)),
-        step_calls=recorder.step_calls,
+        deepspeed_control_bytes=tuple(
+            sum(each.input_bytes for each in here[step] if each.kind == CONTROL and each.phase != ELSEWHERE)
+            for step in steps
+        ),
+        gradient_operations=tuple(sum(each.kind == GRADIENT for each in here[step]) for step in steps),
         optimizer_steps=tuple(recorder.optimizer_steps),
-        without_gradient=tuple(name for name in trained if name not in ever_used),
-        dispatcher_bytes=_sums((each.entrance, each) for each in operations if each.entrance is not None),
+        step_calls=recorder.step_calls,
+        plan=plan_of(engine, unused),
+        plans=tuple(plan_of(engine, [name for name in trained if name not in used.get(step, ())]) for step in steps),
+        without_gradient=tuple(unused),
+        dispatcher_bytes=_sums((each.entrance, each) for each in recorder.operations if each.entrance is not None),
         logger_bytes=dict(logged),
-        past_the_logger=_sums((each.kind, each) for each in operations if each.entrance is None),
+        past_the_logger=_sums((each.kind, each) for each in recorder.operations if each.entrance is None),
     )
 
 
@@ -144,32 +148,7 @@ def _gradients_by_micro_step(engine: Any, recorder: CollectiveRecorder) -> Itera
             hook.remove()
 
 
-def _expected(engine: Any, trained: Sequence[str], used: dict[int, set[str]]) -> tuple[ExpectedTraffic, ...]:
-    """The formula for each micro-step. ZeRO 2 and 3 reduce what that micro-step used, the others what the window did."""
-    ever: set[str] = set().union(*used.values())
-
-    def plan(seen: Collection[str]) -> list[ExpectedTraffic]:
-        return expected_traffic(plan_of(engine, [name for name in trained if name not in seen]))
-
-    whole = plan(ever)
-    if engine.zero_optimization_stage() < 2:
-        return tuple(whole)
-    return tuple(plan(used.get(each.micro_step, ever))[each.micro_step - 1] for each in whole)
-
-
-def _control_bytes(operations: Sequence[Collective], micro_step: int) -> int:
-    return sum(
-        each.input_bytes
-        for each in operations
-        if each.micro_step == micro_step and each.kind == CONTROL and each.phase != ELSEWHERE
-    )
-
-
-def _gradient_operations(operations: Sequence[Collective], micro_step: int) -> int:
-    return sum(each.micro_step == micro_step and each.kind == "gradient" for each in operations)
-
-
-def _sums(labelled: Iterator[tuple[str, Collective]] | Any) -> dict[str, int]:
+def _sums(labelled: Iterable[tuple[str, Collective]]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for label, operation in labelled:
         sums[label] = sums.get(label, 0) + operation.input_bytes
@@ -192,39 +171,34 @@ def judge_communication(
     if not traffic_by_rank:
         reason = "no window was measured"
         return CommunicationRecord(reason=reason), "untested", reason, None
-    state, reason = _verdict(traffic_by_rank, case)
-    findings = [_finding(traffic) for traffic in traffic_by_rank] if state == "fail" else []
-    finding = findings[0] if findings and all(findings) else None
-    return _record(traffic_by_rank, reason), state, reason, finding
+    steps = case.batch.accumulation_steps
+    looks = [_problem(each, steps, f"rank {rank}") for rank, each in enumerate(traffic_by_rank)]
+    looks += [_doubt(each, f"rank {rank}") for rank, each in enumerate(traffic_by_rank)]
+    state, reason = next(filter(None, looks), ("pass", _what_holds(traffic_by_rank[0], case)))
+    findings = [_finding(traffic, steps) for traffic in traffic_by_rank]
+    finding = findings[0] if state == "fail" and all(findings) else None
+    return _record(traffic_by_rank, steps, reason), state, reason, finding
 
 
-def _verdict(traffic_by_rank: Sequence[Traffic], case: Case) -> tuple[ClaimState, str]:
-    for rank, traffic in enumerate(traffic_by_rank):
-        if (problem := _problem(traffic, f"rank {rank}")) is not None:
-            return problem
-    for rank, traffic in enumerate(traffic_by_rank):
-        if (doubt := _doubt(traffic, f"rank {rank}")) is not None:
-            return doubt
-    return "pass", _what_holds(traffic_by_rank[0], case)
+def _due(traffic: Traffic, steps: int) -> list[int]:
+    return [each.gradient_bytes for each in traffic.expected(steps)]
 
 
-def _problem(traffic: Traffic, where: str) -> tuple[ClaimState, str] | None:
+def _problem(traffic: Traffic, steps: int, where: str) -> tuple[ClaimState, str] | None:
     """How the bytes differ from the formula; None where they don't."""
-    measured, expected = traffic.gradient_bytes, traffic.expected_gradient_bytes
-    steps = len(expected)
+    measured, due = traffic.gradient_bytes, _due(traffic, steps)
     if traffic.step_calls != steps:
         calls = f"{where} called engine.step() {traffic.step_calls} times in a window of {steps} micro-batches"
-        if sum(measured) != sum(expected):
-            return "fail", f"{calls}, with {sum(measured):,} gradient bytes where {sum(expected):,} are due"
+        if sum(measured) != sum(due):
+            return "fail", f"{calls}, with {sum(measured):,} gradient bytes where {sum(due):,} are due"
         return "untested", f"{calls}: its micro-steps cannot be told apart"
-    off = [index for index in range(steps) if measured[index] != expected[index]]
+    off = [index for index in range(steps) if measured[index] != due[index]]
     if not off:
         return None
-    more = f" (and {len(off) - 1} micro-steps more)" if len(off) > 1 else ""
-    first = off[0]
+    first, more = off[0], f" (and {len(off) - 1} micro-steps more)" if len(off) > 1 else ""
     return "fail", (
         f"{where}, micro-step {first + 1} of {steps}: {measured[first]:,} gradient bytes, "
-        f"{expected[first]:,} are due at ZeRO {traffic.zero_stage}{more}"
+        f"{due[first]:,} are due at ZeRO {traffic.plan.stage}{more}"
     )
 
 
@@ -243,38 +217,34 @@ def _doubt(traffic: Traffic, where: str) -> tuple[ClaimState, str] | None:
 
 
 def _what_holds(traffic: Traffic, case: Case) -> str:
-    once = f"{traffic.expected_gradient_bytes[-1]:,} gradient bytes"
-    steps = len(traffic.expected)
+    steps, stage = case.batch.accumulation_steps, traffic.plan.stage
+    once = f"{traffic.gradient_bytes[-1]:,} gradient bytes"
     if steps == 1:
         claim = f"{once} in the only micro-step, as the formula says"
-    elif traffic.zero_stage < 2:
+    elif stage < 2:
         claim = f"{once} at micro-step {steps}, none before it"
     else:
-        each = "at every micro-step" if len(set(traffic.gradient_bytes)) == 1 else "at the last micro-step"
-        claim = f"{once} {each}: ZeRO {traffic.zero_stage} reduces at each by design, as the formula says"
+        claim = f"ZeRO {stage} reduces at every micro-step by design, {once} at the last, all as the formula says"
     alone = "; with one rank the collectives are called, but nothing crosses a wire"
     return claim + (alone if case.batch.world_size == 1 else "")
 
 
-def _finding(traffic: Traffic) -> dict[str, Any] | None:
+def _finding(traffic: Traffic, steps: int) -> dict[str, Any] | None:
     """The whole traffic N times: equal bytes at each micro-step before the boundary, and still one optimizer step."""
-    measured, steps = traffic.gradient_bytes, len(traffic.expected)
-    early = measured[:-1]
-    if traffic.zero_stage > 1 or len(measured) != steps or traffic.optimizer_steps != (steps,):
-        return None
-    if len(set(early)) != 1 or early[0] == 0:
+    measured = traffic.gradient_bytes
+    early = set(measured[:-1])
+    once = traffic.plan.stage < 2 and traffic.step_calls == steps and traffic.optimizer_steps == (steps,)
+    if not once or len(early) != 1 or 0 in early:
         return None
     return {
         "id": REDUCED_EVERY_MICRO_STEP,
-        "evidence": {
-            "zero_stage": traffic.zero_stage,
-            "gradient_bytes": measured,
-            "expected_gradient_bytes": traffic.expected_gradient_bytes,
-        },
+        "zero_stage": traffic.plan.stage,
+        "gradient_bytes": measured,
+        "expected_gradient_bytes": _due(traffic, steps),
     }
 
 
-def _record(traffic_by_rank: Sequence[Traffic], reason: str) -> CommunicationRecord:
+def _record(traffic_by_rank: Sequence[Traffic], steps: int, reason: str) -> CommunicationRecord:
     first = traffic_by_rank[0]
     return CommunicationRecord(
         per_micro_step=[
@@ -287,19 +257,18 @@ def _record(traffic_by_rank: Sequence[Traffic], reason: str) -> CommunicationRec
             )
             for each in first.measured
         ],
-        expected_gradient_bytes=first.expected_gradient_bytes[-1],
-        only_at_boundary=all(_only_at_boundary(traffic) for traffic in traffic_by_rank),
-        witnesses=_witnesses(first, agree=all(traffic.witnesses_agree for traffic in traffic_by_rank)),
+        expected_gradient_bytes=_due(first, steps)[-1],
+        only_at_boundary=all(
+            traffic.step_calls == steps and not any(traffic.gradient_bytes[:-1]) for traffic in traffic_by_rank
+        ),
+        witnesses=_witnesses(first, steps, agree=all(traffic.witnesses_agree for traffic in traffic_by_rank)),
         reason=reason,
     )
 
 
-def _only_at_boundary(traffic: Traffic) -> bool:
-    return not any(traffic.gradient_bytes[:-1]) and traffic.step_calls == len(traffic.expected)
-
-
-def _witnesses(traffic: Traffic, *, agree: bool) -> dict[str, Any]:
+def _witnesses(traffic: Traffic, steps: int, *, agree: bool) -> dict[str, Any]:
     """Rank 0's figures of both; ``agree`` is that of all ranks."""
+    expected = traffic.expected(steps)
     return {
         "agree": agree,
         "dispatcher": traffic.dispatcher_bytes,
@@ -307,11 +276,11 @@ def _witnesses(traffic: Traffic, *, agree: bool) -> dict[str, Any]:
         "past_the_logger": traffic.past_the_logger,
         "deepspeed_control_bytes": {
             "measured": list(traffic.deepspeed_control_bytes),
-            "expected": [each.control_bytes for each in traffic.expected],
+            "expected": [each.control_bytes for each in expected],
         },
         "gradient_operations": {
             "measured": list(traffic.gradient_operations),
-            "expected": [list(each.gradient_operations) for each in traffic.expected],
+            "expected": [list(each.gradient_operations) for each in expected],
         },
         "without_gradient": list(traffic.without_gradient),
     }

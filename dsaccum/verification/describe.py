@@ -38,14 +38,14 @@ def describe_step(step: StepEvidence) -> StepRecord:
 
 def deciding(step: StepEvidence) -> GradientCheck | None:
     """The rank whose gradient decides: the first that is wrong, else rank 0."""
-    return next((each for each in step.gradients if not each.passed), next(iter(step.gradients), None))
+    return next((each for each in step.judged if not each.passed), next(iter(step.judged), None))
 
 
 def _weights(step: StepEvidence) -> WeightsRecord:
     check = deciding(step)
     if check is None:
         return WeightsRecord(expected=_matrix(step.truth.due_in_order, step), reason="the optimizer did not step")
-    by_rank = [_shown(each, step) for each in step.gradients]
+    by_rank = [_shown(each, step) if each is not None else None for each in step.gradients]
     return WeightsRecord(
         expected=_matrix(step.truth.due_in_order, step),
         recovered=_shown(check, step),

@@ -38,6 +38,8 @@ def diagnose(evidence: CaseEvidence, failed: Iterable[str]) -> list[Cause]:
             found += named
             if named:
                 open_claims -= claims
+            for each in named:
+                open_claims -= _ALSO_EXPLAINS.get(each.candidates[0], frozenset())
     if open_claims:
         found.append(Named(("unknown-difference",), {"failed": sorted(open_claims)}))
     return [_cause(each, identifier) for each in found for identifier in each.candidates]
@@ -117,6 +119,13 @@ def _replicas(evidence: CaseEvidence) -> list[Named]:
     return []
 
 
+def _apart_before(evidence: CaseEvidence) -> list[Named]:
+    """Ranks that were apart before the first wrong gradient: their gradients belong to other parameters."""
+    wrong = next((step.step for step in evidence.steps if not step.gradient_right), None)
+    apart = 0 if evidence.start_differing else next((s.step for s in evidence.steps if s.replicas_differing), None)
+    return _replicas(evidence) if wrong is not None and apart is not None and apart < wrong else []
+
+
 def _measured(*identifiers: str) -> Callable[[CaseEvidence], list[Named]]:
     def look(evidence: CaseEvidence) -> list[Named]:
         return [Named((each,), dict(evidence.findings[each])) for each in identifiers if each in evidence.findings]
@@ -124,13 +133,16 @@ def _measured(*identifiers: str) -> Callable[[CaseEvidence], list[Named]]:
     return look
 
 
+# Norms are taken over all ranks, and what is not reduced is not communicated.
+_ALSO_EXPLAINS = {"ranks-not-reduced": frozenset({"replicas", "clipping", "communication"})}
 # What explains which failed claims, in this order: a cause found closes the claims that follow from it.
 _EVERYTHING = frozenset({"gradient", "clipping", "update", "loss", "schedule", "samples", "replicas", "communication"})
 _LOOKS: list[tuple[frozenset[str], Callable[[CaseEvidence], list[Named]]]] = [
     (_EVERYTHING, _not_finite),
     (_EVERYTHING - {"communication"}, _samples),
     (_EVERYTHING, _boundaries),
-    (frozenset({"gradient", "loss", "replicas"}), gradient_causes),
+    (frozenset({"replicas", "gradient", "loss", "clipping"}), _apart_before),
+    (frozenset({"gradient", "loss"}), gradient_causes),
     (frozenset({"clipping"}), clipping_causes),
     (frozenset({"schedule", "update"}), schedule_causes),
     (frozenset({"update"}), update_causes),

@@ -38,15 +38,17 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
     if not wrong:
         return []
     named = []
-    weighed = [step for step in wrong if not all(each.weights_right for each in step.gradients)]
+    weighed = [step for step in wrong if not all(each.weights_right for each in step.judged)]
     if weighed:
-        if not all(each.explained for step in weighed for each in step.gradients):
+        if not all(each.explained for step in weighed for each in step.judged):
             named += _stale(evidence, weighed)
         named = named or _by_weights(evidence, weighed)
-    elif not all(each.explained for step in wrong for each in step.gradients):
+    elif not all(each.explained for step in wrong for each in step.judged):
         named += _stale(evidence, wrong)
     named += _single_tensors(wrong)
-    return named or _randomness(wrong)
+    if not named and evidence.draws:
+        return [Named(("randomness-active",), {"forward_twice_differs_by": evidence.draws})]
+    return named
 
 
 def _by_weights(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
@@ -69,12 +71,14 @@ def _explanations(evidence: CaseEvidence, step: StepEvidence) -> set[Explanation
     """All that predict what every rank got."""
     per_rank = []
     for rank, check in enumerate(step.gradients):
+        if check is None:
+            continue
         fitting = {frozenset(each.faults) for each in signatures(step.counts, rank) if _fits(check, step, each.weights)}
         due = step.truth.due_in_order
         if dropped(check.recovered.weights, due, check.tolerance):
             fitting.add(frozenset({"micro-batch-dropped"}))
         if (limit := evidence.case.gradient_clipping) > 0 and evidence.case.batch.accumulation_steps > 1:
-            if _fits(check, step, clipped_every_micro_step(check.factors, step.truth.due, limit)):
+            if any(_fits(check, step, each) for each in clipped_every_micro_step(check.factors, step.truth.due, limit)):
                 fitting.add(frozenset({"clipped-every-micro-step"}))
             if _fits(check, step, clipped_before_reduction(check.factors, step.truth.due, limit)):
                 fitting.add(frozenset({"clipped-before-reduction"}))
@@ -101,6 +105,8 @@ def _stale(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
         if before is None or not before.vectors:
             continue
         for rank, check in enumerate(step.gradients):
+            if check is None:
+                continue
             factors = Factors(step.vectors[rank], step.truth.columns, [before.vectors[rank]])
             found = recover_robustly(factors)
             share = found.extra[0] if found.extra else None
@@ -115,7 +121,7 @@ def _single_tensors(steps: Iterable[StepEvidence]) -> list[Named]:
     """A few tensors are off in every wrong step while the weights, without them, are right."""
     off: dict[str, float | None] = {}
     for step in steps:
-        for check in step.gradients:
+        for check in step.judged:
             if not check.weights_right or not check.off or len(check.off) > len(check.tensors) / 2:
                 return []
             off |= {tensor.name: tensor.ratio for tensor in check.off}
@@ -127,19 +133,9 @@ def _single_tensors(steps: Iterable[StepEvidence]) -> list[Named]:
     return [Named(("parameter-gradient-lost",), {"parameters": dict(list(off.items())[:20])}, detail)]
 
 
-def _randomness(steps: list[StepEvidence]) -> list[Named]:
-    """Weights are right and yet most tensors are off: something was drawn that the reference cannot draw."""
-    checks = [check for step in steps for check in step.gradients]
-    spread = all(check.weights_right and len(check.off) > len(check.tensors) / 2 for check in checks)
-    if not spread or any(check.explained for check in checks):
-        return []
-    residuals = [check.recovered.residual for check in checks]
-    return [Named(("randomness-active",), {"residuals": residuals})]
-
-
 def _weights_shown(step: StepEvidence) -> dict[str, Any]:
     return {
         "step": step.step,
         "expected": step.truth.due,
-        "recovered_by_rank": [check.recovered.weights for check in step.gradients],
+        "recovered_by_rank": [check.recovered.weights for check in step.judged],
     }

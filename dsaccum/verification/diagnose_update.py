@@ -18,7 +18,7 @@ def clipping_causes(evidence: CaseEvidence) -> list[Named]:
     for step in evidence.steps:
         saw = step.saw
         if saw is not None and not saw.passed:
-            norm = step.gradients[0].norm
+            norm = step.judged[0].norm
             limit = norm * saw.coefficient * (saw.ratio or 0.0)
             shown = {
                 "step": step.step,
@@ -47,8 +47,9 @@ def schedule_causes(evidence: CaseEvidence) -> list[Named]:
         return schedule(max(update, 1)).learning_rate
 
     fitting = []
-    # Advanced N times: update n uses what update (n - 1) N + 1 is due.
-    if steps > 1 and _same(rates, [as_at((step.update_number - 1) * steps + 1) for step in known]):
+    # Advanced N times in each window, or N + 1 times with the engine's own: update n uses what is due about n N.
+    paces = [(pace, first) for pace in (steps, steps + 1) if pace > 1 for first in range(1, pace + 1)]
+    if any(_same(rates, [as_at((s.update_number - 1) * pace + first) for s in known]) for pace, first in paces):
         fitting.append("schedule-per-micro-step")
     offsets = [k for k in (*range(1, FURTHEST), -1, -2) if _same(rates, [as_at(s.update_number + k) for s in known])]
     if offsets:

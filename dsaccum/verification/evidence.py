@@ -51,7 +51,8 @@ class StepEvidence:
         counts: of its micro-batches.
         boundaries: micro-steps after which the optimizer stepped; [N] if all is well.
         applied: False where DeepSpeed discarded the window; None where the optimizer didn't step.
-        gradients: of the window's last optimizer step, by rank; empty where it didn't step.
+        gradients: of the window's last optimizer step, by rank; empty where it didn't step. None for a rank whose
+            parameters were other than rank 0's before the window: this truth isn't its.
         vectors: the same gradients as sketches, by rank.
         saw: what reached the optimizer; None where it can't be told.
         update: the change of the parameters; None where the update rule isn't rebuilt or nothing stepped.
@@ -73,7 +74,7 @@ class StepEvidence:
     counts: Counts
     boundaries: list[int]
     applied: bool | None
-    gradients: list[GradientCheck]
+    gradients: list[GradientCheck | None]
     vectors: list[dict[str, Tensor]]
     saw: SawCheck | None
     update: UpdateCheck | None
@@ -96,7 +97,12 @@ class StepEvidence:
     @property
     def gradient_right(self) -> bool:
         """On every rank."""
-        return self.stepped_once_at_the_end and bool(self.gradients) and all(each.passed for each in self.gradients)
+        return self.stepped_once_at_the_end and bool(self.gradients) and all(each.passed for each in self.judged)
+
+    @property
+    def judged(self) -> list[GradientCheck]:
+        """The ranks whose gradients can be compared with this truth."""
+        return [each for each in self.gradients if each is not None]
 
     @property
     def loss_right(self) -> bool:
@@ -124,6 +130,7 @@ class CaseEvidence:
         schedule: likewise.
         findings: of communication and memory, by fault identifier.
         mixed_truth: the float64 forward computed something in float32.
+        draws: relative difference of the loss of one micro-batch computed twice: not 0 where something is drawn.
         replicas_compared: parameters of which each rank has a copy; 0 at ZeRO 3 but for small ones.
     """
 
@@ -135,6 +142,7 @@ class CaseEvidence:
     schedule: Schedule | NotRebuilt
     mixed_truth: bool
     replicas_compared: int
+    draws: float
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -159,6 +167,7 @@ def gather_step(
     sketch: GradientSketch,
     captures: list[WindowCapture],
     *,
+    comparable: list[bool],
     counts: Counts,
     updates_before: int,
     loss: float | None,
@@ -172,6 +181,7 @@ def gather_step(
         truth: of the window.
         sketch: of its columns.
         captures: of this window, by rank.
+        comparable: whether a rank had rank 0's parameters before the window.
         counts: of its micro-batches.
         updates_before: updates that were applied before this window.
         loss: as logged.
@@ -179,12 +189,14 @@ def gather_step(
     """
     first = captures[0]
     last = first.steps[-1] if first.steps else None
-    gradients, vectors = [], []
-    for capture in captures:
+    gradients: list[GradientCheck | None] = []
+    vectors = []
+    for capture, same in zip(captures, comparable, strict=True):
         if capture.steps:
             step = capture.steps[-1]
-            gradients.append(check_gradient(case, truth, sketch, step.gradients, loss_scale=step.loss_scale))
             vectors.append(sketch(step.gradients))
+            check = check_gradient(case, truth, sketch, step.gradients, loss_scale=step.loss_scale) if same else None
+            gradients.append(check)
     applied_inside = sum(step.applied for step in first.steps[:-1])
     number = updates_before + applied_inside + 1
     settings = rules.settings(number)

@@ -44,7 +44,7 @@ def _gradient(evidence: CaseEvidence) -> Judged:
 
 def _gradient_reason(step: StepEvidence) -> str:
     for rank, check in enumerate(step.gradients):
-        if check.passed:
+        if check is None or check.passed:
             continue
         if check.max_error is None:
             return f"rank {rank}: {check.recovered.reason}"

@@ -29,21 +29,20 @@ class System:
 
     Attributes:
         groups: indices of each unknown's vectors.
-        condition: condition number of the u_k; infinite without unknowns, or with more of them than elements.
+        condition: condition number of the u_k; infinite without unknowns.
     """
 
     def __init__(self, factors: Factors, tensors: Sequence[int]) -> None:
         triangles = factors.triangles[list(tensors)]  # [T, m, m]
         vectors, self._targets = triangles[:, :, :-1], triangles[:, :, -1]
         self._norms = vectors.flatten(0, 1).norm(dim=0)  # [p + e]
-        self.groups, signs = _groups(vectors.flatten(0, 1), self._norms, factors.num_columns)
+        self.groups, signs = _groups(vectors.flatten(0, 1), factors.num_columns)
         mixing = torch.zeros(len(self._norms), len(self.groups), dtype=torch.float64)
         for k, group in enumerate(self.groups):
-            mixing[group, k] = signs[group]
+            mixing[group, k] = signs[group, group[0]]
         self._mixing = mixing / (vectors @ mixing).flatten(0, 1).norm(dim=0)  # c = mixing x
         self._units = vectors @ self._mixing  # u_k, [T, m, unknowns]
-        elements = sum(factors.elements[t] for t in tensors)
-        self.condition = _condition_number(self._units.flatten(0, 1)) if elements >= len(self.groups) else math.inf
+        self.condition = _condition_number(self._units.flatten(0, 1))
 
     def solve(self) -> Tensor:
         """Coefficients c [p + e], 0 for zero vectors. By QR: off by the condition number times 2^-53."""
@@ -116,23 +115,23 @@ def quotient(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def _groups(vectors: Tensor, norms: Tensor, num_columns: int) -> tuple[list[list[int]], Tensor]:
-    """Non-zero vectors by direction, and the sign of each against its group's first, [p + e].
+def _groups(vectors: Tensor, num_columns: int) -> tuple[list[list[int]], Tensor]:
+    """Non-zero ones among ``vectors`` [rows, p + e] by direction, and the sign of each against each, [p + e, p + e].
 
     Extra vectors are never merged: a weight shared with one would say that G holds some of it.
     """
+    reduced = torch.linalg.qr(vectors, mode="r").R
+    norms = reduced.norm(dim=0)
+    units = reduced / norms  # NaN for zero vectors: close to nothing
+    signs = (units.T @ units).sign()
+    # Not from cosines: 1 - |cosine| = distance^2 / 2 has lost its digits where it matters.
+    apart = (units[:, :, None] - signs * units[:, None, :]).norm(dim=0)
     groups: list[list[int]] = []
-    signs = torch.ones(len(norms), dtype=torch.float64)
-    units = vectors / norms
     for i in norms.nonzero().flatten().tolist():
-        for group in groups if i < num_columns else ():
-            first = units[:, group[0]]
-            signs[i] = 1.0 if first @ units[:, i] >= 0 else -1.0
-            if (first - signs[i] * units[:, i]).norm() <= SAME_DIRECTION:
-                group.append(i)
-                break
+        same = (group for group in groups if i < num_columns and apart[i, group[0]] <= SAME_DIRECTION)
+        if group := next(same, None):
+            group.append(i)
         else:
-            signs[i] = 1.0
             groups.append([i])
     return groups, signs
 

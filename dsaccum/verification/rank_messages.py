@@ -20,6 +20,7 @@ LARGEST_IN_PIPE = 32 * 1024
 
 _PLACE = struct.Struct("<qqq40s")
 _LONGEST_PHASE = 40
+_EXCHANGES = ("/torch/distributed/", "/deepspeed/comm/", "/deepspeed/runtime/")
 
 
 class Kind(IntEnum):
@@ -148,6 +149,12 @@ class Parcel:
             self._file.close()
 
 
+def tell(channel: Connection, kind: Kind, content: Any = None) -> None:
+    """Send an object to one receiver; raises what ``Parcel`` and ``Parcel.send`` raise."""
+    with Parcel(content) as parcel:
+        parcel.send(channel, kind)
+
+
 def receive(channel: Connection) -> tuple[Kind, Any]:
     """Wait for the next message: its kind and content.
 
@@ -173,4 +180,4 @@ def receive(channel: Connection) -> tuple[Kind, Any]:
 
 def is_among_ranks(source_file: str) -> bool:
     """Whether code of this file exchanges tensors between ranks, where a rank waits for the others."""
-    return "/torch/distributed/" in source_file or "/deepspeed/" in source_file
+    return any(folder in source_file for folder in _EXCHANGES)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.window_engine import WindowEngine
-from dsaccum.loss import build_loss
+from dsaccum.loss import build_loss, model_inputs
 from dsaccum.model import build_model
 from dsaccum.verification.capture import captured, describe_start
 from dsaccum.verification.case import Case
@@ -33,11 +34,13 @@ class Ran:
         losses: of each window, as the loop would log them.
         remedies: that were applied, one line each.
         traffic: of one more window, without capture.
+        draws: relative difference of one micro-batch's loss between two forwards; 0 where nothing is drawn.
     """
 
     losses: list[float | None]
     remedies: list[str]
     traffic: Traffic
+    draws: float
 
 
 def run_case(context: RankContext, case: Case, /) -> Ran:
@@ -49,7 +52,7 @@ def run_case(context: RankContext, case: Case, /) -> Ran:
             losses = loop(subject, windows)
         again = _windows(context, case.with_windows(case.windows[:1]))
         traffic = measure_traffic(subject, lambda: loop(subject, again))
-        return Ran(losses, subject.window_engine.remedies, traffic)
+        return Ran(losses, subject.window_engine.remedies, traffic, _draws(subject, again.window(0)[0]))
 
 
 def measure_memory_of(context: RankContext, case: Case, /) -> MemoryPeak:
@@ -84,6 +87,15 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
             yield subject
     finally:
         engine.engine.destroy()
+
+
+@torch.no_grad()
+def _draws(subject: Subject, micro_batch: dict[str, Tensor]) -> float:
+    """How far two forwards of the same micro-batch at the same parameters are apart."""
+    engine, loss = subject.window_engine, subject.window_engine.loss
+    on_device = {name: field.to(engine.device) for name, field in micro_batch.items()}
+    first, second = (float(loss.sum(engine.engine(**model_inputs(on_device)), on_device)) for _ in range(2))
+    return abs(first - second) / abs(first) if first else 0.0
 
 
 def _windows(context: RankContext, case: Case) -> Windows:

@@ -26,11 +26,11 @@ from dsaccum.verification.rank_messages import (
     ChannelClosed,
     Failure,
     Kind,
-    Parcel,
     Place,
     Places,
     is_among_ranks,
     receive,
+    tell,
 )
 
 STACK_SIGNAL = signal.SIGUSR1
@@ -108,8 +108,7 @@ class RankContext:
 
     def send(self, message: Any) -> None:
         """Hand an object to the pool's owner while the task runs; in order, from one thread."""
-        with Parcel(message) as parcel:
-            parcel.send(self._channel, Kind.MESSAGE)
+        tell(self._channel, Kind.MESSAGE, message)
 
 
 def main(seat: Seat) -> NoReturn:
@@ -128,13 +127,13 @@ def main(seat: Seat) -> NoReturn:
     with contextlib.suppress(ChannelClosed):
         try:
             growth = _join(seat, context)
+            tell(channel, Kind.READY)
             while True:
                 _do_next_task(context, channel, growth)
         except ChannelClosed:
             raise
         except BaseException as error:  # SystemExit of a user's model, too: the pool decides what becomes of it
-            with Parcel(_failure(error)) as parcel:
-                parcel.send(channel, Kind.FAILED)
+            tell(channel, Kind.FAILED, _failure(error))
     # A rank that leaves would make its peers fail, too, and hide who was first.
     threading.Event().wait()
     raise AssertionError("the pool ends this process")
@@ -169,10 +168,7 @@ def _join(seat: Seat, context: RankContext) -> _Growth:
     limit_threads(context.ranks)
     context.at(0, 0, "joining the other ranks")
     _start_process_group(seat, context.ranks)
-    growth = _Growth()
-    with Parcel(None) as parcel:
-        parcel.send(context._channel, Kind.READY)
-    return growth
+    return _Growth()
 
 
 def _start_process_group(seat: Seat, ranks: Ranks) -> None:
@@ -203,12 +199,9 @@ def _start_process_group(seat: Seat, ranks: Ranks) -> None:
 def _do_next_task(context: RankContext, channel: Connection, growth: _Growth) -> None:
     _, (task, arguments) = receive(channel)
     context.start_over()
-    result = task(context, *arguments)
-    with Parcel(result) as parcel:
-        del task, arguments, result
-        parcel.send(channel, Kind.RESULT)
-    with Parcel(growth.measure()) as parcel:
-        parcel.send(channel, Kind.IDLE)
+    tell(channel, Kind.RESULT, task(context, *arguments))
+    del task, arguments  # their memory is no growth
+    tell(channel, Kind.IDLE, growth.measure())
 
 
 def _failure(error: BaseException) -> Failure:

@@ -55,31 +55,42 @@ def dropped(weights: list[float | None], due: list[float], tolerance: float) -> 
     return missing if missing and others and right else []
 
 
-def clipped_every_micro_step(factors: Factors, due: Matrix, limit: float) -> Matrix:
-    """Each rank clips its own buffer after every micro-step: A_k = c_k (A_(k-1) + W w_k g_k), then ranks average."""
+def clipped_every_micro_step(factors: Factors, due: Matrix, limit: float) -> Iterator[Matrix]:
+    """Each rank clips its own buffer after every micro-step: A_k = c_k (A_(k-1) + W w_k g_k), then ranks average.
+
+    After the last one the buffer is not clipped, or by itself, or when the ranks have been averaged already.
+    """
     steps, ranks = len(due), len(due[0])
-    weights = [[0.0] * ranks for _ in range(steps)]
-    for rank in range(ranks):
-        buffer = [0.0] * (steps * ranks)
-        for step in range(steps):
+    buffers = [[0.0] * (steps * ranks) for _ in range(ranks)]
+    for step in range(steps):
+        buffers = [_clipped(factors, buffer, limit) for buffer in buffers] if step else buffers
+        for rank, buffer in enumerate(buffers):
             buffer[step * ranks + rank] = due[step][rank] * ranks
-            coefficient = min(1.0, limit / (factors.norm(buffer) + 1e-6))
-            buffer = [weight * coefficient for weight in buffer]
-        for step in range(steps):
-            weights[step][rank] = buffer[step * ranks + rank] / ranks
-    return weights
+    averaged = _average(buffers)
+    yield _matrix(averaged, ranks)
+    yield _matrix(_average([_clipped(factors, buffer, limit) for buffer in buffers]), ranks)
+    yield _matrix(_clipped(factors, averaged, limit), ranks)
 
 
 def clipped_before_reduction(factors: Factors, due: Matrix, limit: float) -> Matrix:
     """Each rank clips its whole window, then ranks average."""
-    steps, ranks = len(due), len(due[0])
-    weights = [[0.0] * ranks for _ in range(steps)]
-    for rank in range(ranks):
-        own = [due[i // ranks][rank] * ranks if i % ranks == rank else 0.0 for i in range(steps * ranks)]
-        coefficient = min(1.0, limit / (factors.norm(own) + 1e-6))
-        for step in range(steps):
-            weights[step][rank] = due[step][rank] * coefficient
-    return weights
+    ranks = len(due[0])
+    flat = [weight for step in due for weight in step]
+    own = [[w * ranks if i % ranks == rank else 0.0 for i, w in enumerate(flat)] for rank in range(ranks)]
+    return _matrix(_average([_clipped(factors, buffer, limit) for buffer in own]), ranks)
+
+
+def _clipped(factors: Factors, weights: list[float], limit: float) -> list[float]:
+    coefficient = min(1.0, limit / (factors.norm(weights) + 1e-6))
+    return [weight * coefficient for weight in weights]
+
+
+def _average(buffers: list[list[float]]) -> list[float]:
+    return [sum(column) / len(buffers) for column in zip(*buffers, strict=True)]
+
+
+def _matrix(flat: list[float], ranks: int) -> Matrix:
+    return [flat[start : start + ranks] for start in range(0, len(flat), ranks)]
 
 
 def _patterns(counts: Counts) -> Iterator[Signature]:

@@ -132,6 +132,7 @@ def _compare(
     first_values = values
     updates = 0
     steps: list[StepEvidence] = []
+    before = [start.checksums for start in starts]
     for index, window in enumerate(captures):
         progress.detail(f"window {index + 1} of {len(captures)}")
         first = window[0]
@@ -153,6 +154,7 @@ def _compare(
                 side.window(choice, values),
                 side.sketch,
                 window,
+                comparable=[each == before[0] for each in before],
                 counts=_counts(due, side),
                 updates_before=updates,
                 loss=ran.losses[index],
@@ -160,6 +162,7 @@ def _compare(
             )
         )
         updates += sum(step.applied for step in first.steps)
+        before = [capture.checksums for capture in window]
     progress.detail("additivity of the loss")
     errors = side.additivity(case.windows[0], first_values)
     worst = max(errors, key=errors.__getitem__, default="")
@@ -172,6 +175,7 @@ def _compare(
         schedule=schedule,
         mixed_truth=side.float32_inside(case.windows[0], first_values),
         replicas_compared=len(starts[0].checksums),
+        draws=ran.draws,
     )
 
 

@@ -16,6 +16,7 @@ MOST_WARM_UP_STEPS = 8
 """A schedule that starts at rate 0 is waited for so long."""
 _UPDATES_WANTED = 2
 _SHORTEST = 16
+_PROBE = 1  # keeps the draw apart from others with the same seed
 
 
 def steps_to_verify(wanted: int, rates: Sequence[float]) -> tuple[int, list[str]]:
@@ -80,7 +81,7 @@ def probe_samples(samples: Samples, ids: np.ndarray, seed: int) -> Samples:
         ids: the tokens to draw from, all equally likely.
         seed: of the draw.
     """
-    drawn = np.random.default_rng(seed).integers(len(ids), size=len(samples.tokens))
+    drawn = np.random.default_rng((seed, _PROBE)).integers(len(ids), size=len(samples.tokens))
     return replace(samples, tokens=ids[drawn].astype(samples.tokens.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Cases small enough to run each fault on, and what a run of one leaves: gradients, snapshots, fed data, restored engine.
+"""Cases small enough to run each fault on, and what a run leaves: gradients, snapshots, fed data, what stayed planted.
 
 The expected gradient is made from each micro-batch's own mean gradient in plain float64 PyTorch and the weights that a
 fault is meant to give them.
@@ -7,8 +7,7 @@ fault is meant to give them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -84,59 +83,76 @@ class Run:
     Attributes:
         windows: as captured.
         start: checksums after planting, before the first window.
-        replaced: attributes of engine, optimizer and scheduler that the fault left behind.
-        rates: the learning rate used in each window.
-        parameters: by name, at the end (not at ZeRO 3).
+        left: what a fault planted and did not take away again.
+        seen: what ``watch`` returned.
     """
 
     windows: list[WindowCapture] = field(default_factory=list)
     start: dict[str, int] = field(default_factory=dict)
-    replaced: list[str] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    parameters: dict[str, Tensor] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
     seen: Any = None
 
     def gradient(self, window: int = 0, step: int = 0) -> dict[str, Tensor]:
         found = self.windows[window].steps[step].gradients
         return {name: tensor.double() for name, tensor in found.items() if tensor is not None}
 
+    def saw(self, window: int = 0) -> dict[str, Tensor]:
+        """The gradient that reached the optimizer."""
+        return {name: seen.values for name, seen in (self.windows[window].steps[0].saw or {}).items()}
 
-Watch = Callable[[Subject, Callable[[], None]], Any]
-"""Runs its second argument under some instrument, and returns what it saw."""
+    @property
+    def boundaries(self) -> list[list[int]]:
+        return [[step.micro_step for step in window.steps] for window in self.windows]
+
+    @property
+    def rates(self) -> list[float]:
+        """The rate of each step."""
+        steps = [step for window in self.windows for step in window.steps]
+        return [next(iter(step.before.options.values()))["lr"] for step in steps if step.before]
 
 
-def run(ranks: Ranks, case: Case, *, planted: bool = True, watch: Watch | None = None) -> Run:
-    """The case through the loop under test and under capture, as on a rank of ``verify``; with ``watch``, uncaptured."""
-    fault = fault_of(case.fault if planted else None)
+Watch = Callable[[Subject, Callable[[], object]], Any]
+"""Runs its second argument, the loop, under some instrument, and returns what it saw."""
+
+
+def run(ranks: Ranks, case: Case, watch: Watch | None = None) -> Run:
+    """The case through the loop under test as on a rank of ``verify``: under capture, or under ``watch`` instead."""
+    fault = fault_of(case.fault)
+    assert fault.inapplicable(case) is None
     altered = fault.alter(case)
-    engine = WindowEngine(tiny_gpt(), altered.config, altered.batch, build_loss(case.experiment.loss.factory, source=""))
+    loss = build_loss(case.experiment.loss.factory, source=case.source)
+    engine = WindowEngine(tiny_gpt(), altered.config, altered.batch, loss)
     subject = Subject(engine, ranks, StillDog())
-    result = Run()
-    owners = {"engine": engine.engine, "optimizer": engine.engine.optimizer, "scheduler": engine.engine.lr_scheduler}
-    before = {name: set(vars(owner)) for name, owner in owners.items()}
+    before = _plantable(engine.engine)
     torch.manual_seed(ranks.rank)
+    result = Run()
     with fault.planted(subject, altered):
         result.start = parameter_checksums(engine.engine)
         windows = fault.feed(case_stream(case, ranks.rank), case, ranks.rank)
-        if watch is None:
-            with captured(subject, windows, result.windows.append) as stream:
-                loop_of(case.loop)(subject, stream)
+        loop = loop_of(case.loop)
+        if watch is not None:
+            result.seen = watch(subject, lambda: loop(subject, windows))
         else:
-            result.seen = watch(subject, lambda: loop_of(case.loop)(subject, windows))
-    for name, owner in owners.items():
-        new = set(vars(owner)) - before[name]
-        result.replaced += [f"{name}.{attribute}" for attribute in new if callable(vars(owner)[attribute])]
-    result.replaced += _hooks(engine.engine.module)
-    if case.zero_stage < 3:
-        result.parameters = {name: p.detach().float().clone() for name, p in engine.engine.module.named_parameters()}
+            with captured(subject, windows, result.windows.append) as stream:
+                loop(subject, stream)
+    after = _plantable(engine.engine)
+    result.left = [name for name in before.keys() | after.keys() if before.get(name) is not after.get(name)]
     engine.engine.destroy()
     return result
 
 
-def _hooks(module: nn.Module) -> list[str]:
-    """Tensor hooks on parameters, and forward hooks on embeddings, that are still there."""
-    left = [name for name, parameter in module.named_parameters() if parameter._backward_hooks]
-    return left
+def _plantable(engine: Any) -> dict[str, Any]:
+    """Where faults are planted: methods replaced on the engine itself, settings, hooks."""
+    found = {f"engine.{name}": value for name, value in vars(engine).items() if callable(value)}
+    found["switch"] = engine.enable_backward_allreduce
+    found["limit"] = getattr(engine.optimizer, "clip_grad", None)
+    for name, parameter in engine.module.named_parameters():
+        for key, hook in (parameter._backward_hooks or {}).items():
+            found[f"{name}.{key}"] = hook
+    for name, module in engine.module.named_modules():
+        for key, hook in module._forward_hooks.items():
+            found[f"{name}.{key}"] = hook
+    return found
 
 
 def mean_gradients(case: Case) -> list[list[dict[str, Tensor]]]:
@@ -169,6 +185,24 @@ def weighted(case: Case, weights: list[list[float]]) -> dict[str, Tensor]:
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """Relative, over all tensors together."""
     assert set(found) == set(expected)
-    error = sum(float((found[name].double() - expected[name].double()).square().sum()) for name in expected)
-    size = sum(float(tensor.double().square().sum()) for tensor in expected.values())
-    return (error / size) ** 0.5
+    return norm({name: found[name].double() - expected[name].double() for name in expected}) / norm(expected)
+
+
+def norm(gradient: dict[str, Tensor]) -> float:
+    """L2 over all tensors together."""
+    return float(torch.stack([tensor.double().square().sum() for tensor in gradient.values()]).sum().sqrt())
+
+
+def targets(case: Case) -> list[list[int]]:
+    """Target tokens of every micro-batch of the first window, [W][N], counted one by one."""
+    return [
+        [sum(label != -100 for row in micro_batch["labels"].tolist() for label in row[1:]) for micro_batch in window]
+        for window in (case_stream(case, rank).window(0) for rank in range(case.batch.world_size))
+    ]
+
+
+def due_weights(case: Case) -> list[list[float]]:
+    """What every micro-batch's mean gradient is due, [W][N]: n / T."""
+    counted = targets(case)
+    total = sum(map(sum, counted))
+    return [[count / total for count in row] for row in counted]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ClippedEveryMicroStep(Fault):
-    """What has been added up so far is clipped after each backward; the boundary's clipping stays DeepSpeed's."""
+    """What a rank has added up is clipped after each backward but the last: the boundary's clipping is DeepSpeed's."""
 
     @contextmanager
     def planted(self, subject: Subject, case: Case) -> Iterator[None]:  # noqa: D102

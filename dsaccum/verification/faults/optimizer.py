@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from dsaccum.verification.case import Case
     from dsaccum.verification.loops import Subject
 
+RATIO = 1.5
+"""No whole number: doubled, the rates of a linear warm-up are also those of a schedule that runs twice as fast."""
+
 
 class SchedulePerMicroStep(Fault):
-    """The script steps the scheduler, too, at every micro-step; at the boundary the engine does so alone."""
+    """The script steps the scheduler at every micro-step but the last, at which the engine does."""
 
     @contextmanager
     def planted(self, subject: Subject, case: Case) -> Iterator[None]:  # noqa: D102
@@ -46,11 +49,11 @@ class ScheduleOffset(Fault):
 
 
 class RateMismatch(Fault):
-    """All rates are doubled on their way to DeepSpeed."""
+    """All rates are multiplied on their way to DeepSpeed."""
 
     def alter(self, case: Case) -> Case:  # noqa: D102
         sections: dict[str, Any] = {
-            name: {**case.config[name], "params": _doubled_rates(case.config[name].get("params", {}))}
+            name: {**case.config[name], "params": _other_rates(case.config[name].get("params", {}))}
             for name in ("optimizer", "scheduler")
             if name in case.config
         }
@@ -81,8 +84,8 @@ def _make_empty_step(engine: Any) -> None:
         group["params"] = parameters
 
 
-def _doubled_rates(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {name: 2 * value if _is_rate(name) and is_number(value) else value for name, value in parameters.items()}
+def _other_rates(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {name: RATIO * value if _is_rate(name) and is_number(value) else value for name, value in parameters.items()}
 
 
 def _is_rate(name: str) -> bool:
@@ -107,7 +110,7 @@ def _counts_steps(case: Case) -> str | None:
 OPTIMIZER_FAULTS: tuple[Fault, ...] = (
     SchedulePerMicroStep(
         id="schedule-per-micro-step",
-        summary="the script calls scheduler.step() at every micro-step, beside the engine's own call",
+        summary="scheduler.step() is called at every micro-step, not once in a window",
         needs=(_has_schedule, several_micro_steps),
     ),
     ScheduleOffset(
@@ -117,7 +120,7 @@ OPTIMIZER_FAULTS: tuple[Fault, ...] = (
     ),
     RateMismatch(
         id="rate-mismatch",
-        summary="the learning rate is multiplied on its way (here by 2), as by a scaling rule that nobody stated",
+        summary="the learning rate is multiplied on its way (here by 1.5), as by a scaling rule that nobody stated",
         needs=(_states_a_rate,),
     ),
     OptimizerCountOffset(
