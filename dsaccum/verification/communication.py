@@ -195,10 +195,10 @@ def _problem(traffic: Traffic, steps: int, where: str) -> tuple[ClaimState, str]
     off = [index for index in range(steps) if measured[index] != due[index]]
     if not off:
         return None
-    first, more = off[0], f" (and {len(off) - 1} micro-steps more)" if len(off) > 1 else ""
+    first = off[0]
     return "fail", (
-        f"{where}, micro-step {first + 1} of {steps}: {measured[first]:,} gradient bytes, "
-        f"{due[first]:,} are due at ZeRO {traffic.plan.stage}{more}"
+        f"{where}, micro-step {first + 1} of {steps}: {measured[first]:,} gradient bytes, {due[first]:,} are due at "
+        f"ZeRO {traffic.plan.stage}; {len(off)} of {steps} micro-steps differ"
     )
 
 
@@ -258,12 +258,15 @@ def _record(traffic_by_rank: Sequence[Traffic], steps: int, reason: str) -> Comm
             for each in first.measured
         ],
         expected_gradient_bytes=_due(first, steps)[-1],
-        only_at_boundary=all(
-            traffic.step_calls == steps and not any(traffic.gradient_bytes[:-1]) for traffic in traffic_by_rank
-        ),
+        only_at_boundary=all(_is_only_at_boundary(traffic, steps) for traffic in traffic_by_rank),
         witnesses=_witnesses(first, steps, agree=all(traffic.witnesses_agree for traffic in traffic_by_rank)),
         reason=reason,
     )
+
+
+def _is_only_at_boundary(traffic: Traffic, steps: int) -> bool:
+    *early, last = traffic.gradient_bytes
+    return traffic.step_calls == steps and last > 0 and not any(early)
 
 
 def _witnesses(traffic: Traffic, steps: int, *, agree: bool) -> dict[str, Any]:

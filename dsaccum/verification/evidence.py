@@ -13,6 +13,7 @@ from dsaccum.reference_schedules import Schedule
 from dsaccum.verification.capture import OptimizerStep, Start, WindowCapture
 from dsaccum.verification.case import Case, WindowChoice
 from dsaccum.verification.gradient_check import FP32, GradientCheck, check_gradient, unit_roundoff
+from dsaccum.verification.record_parts import TrajectoryRecord
 from dsaccum.verification.sample_check import SampleFault
 from dsaccum.verification.sketch import GradientSketch
 from dsaccum.verification.truth import WindowTruth
@@ -128,10 +129,11 @@ class CaseEvidence:
         additivity: the largest float64 error of the big batch against its micro-batches, with its parameter.
         optimizer: rebuilt, or why not.
         schedule: likewise.
-        findings: of communication and memory, by fault identifier.
         mixed_truth: the float64 forward computed something in float32.
         draws: relative difference of the loss of one micro-batch computed twice: not 0 where something is drawn.
         replicas_compared: parameters of which each rank has a copy; 0 at ZeRO 3 but for small ones.
+        findings: of communication and memory, by fault identifier.
+        trajectory: a further sight.
     """
 
     case: Case
@@ -144,6 +146,7 @@ class CaseEvidence:
     replicas_compared: int
     draws: float
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trajectory: TrajectoryRecord = field(default_factory=TrajectoryRecord)
 
 
 @dataclass(frozen=True)

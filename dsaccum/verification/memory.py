@@ -27,7 +27,7 @@ FLAT: Final = 0.01
 """From N to 2 N the peak may grow by this share of the activations."""
 LEAST_RISE, MOST_RISE = 0.8, 1.0
 """From N = 1 to more, in gradient buffers, at ZeRO 0 and 1."""
-MOST_MICRO_STEPS: Final = 8
+MOST_MICRO_STEPS: Final = 16
 """A window of more is measured with this many: each costs time, and from 2 on they are alike."""
 _ALLOCATION_UNIT: Final = 512
 """Bytes; CUDA's allocator rounds every tensor up to a multiple of it."""

@@ -19,6 +19,7 @@ from dsaccum.model import build_model
 from dsaccum.verification.capture import captured, describe_start
 from dsaccum.verification.case import Case
 from dsaccum.verification.communication import Traffic, measure_traffic
+from dsaccum.verification.dropout import remove_dropout
 from dsaccum.verification.faults import fault_of
 from dsaccum.verification.loops import Subject, Windows, loop_of
 from dsaccum.verification.memory import MemoryPeak, measure_peak
@@ -77,6 +78,7 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
         pad_token=case.vocabulary.pad_token,
         source=case.source,
     )
+    remove_dropout(model)
     loss = build_loss(case.experiment.loss.factory, source=case.source)
     context.at(0, 0, "building the engine")
     engine = _build_engine(model, case, loss)

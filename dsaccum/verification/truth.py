@@ -29,6 +29,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WHOLE_COLUMNS_BYTES = 2 << 30
 """Columns are kept whole up to this size in all, above it as sketches."""
 
+MICRO_BATCHES_ADDED = 4
+"""So many are compared with one batch of them all, to see whether the loss is a sum."""
+
 
 @dataclass(frozen=True)
 class WindowTruth:
@@ -133,10 +136,20 @@ class ReferenceSide:
         )
 
     def additivity(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> dict[str, float]:
-        """How far the big batch is from the sum of its micro-batches in float64, by parameter; see ``Reference``."""
-        return self._truth.at(values).additivity_errors(
-            self._of(choice).window_batch(choice.index), self.micro_batches(choice)
-        )
+        """How far one big batch is from the sum of its micro-batches in float64, by parameter; see ``Reference``.
+
+        A few micro-batches tell: a loss that couples samples does so for any two.
+        """
+        micro_batches = [batch for step in self.micro_batches(choice) for batch in step]
+        width = micro_batches[0]["input_ids"].shape[1]
+        few = [batch for batch in micro_batches if batch["input_ids"].shape[1] == width][:MICRO_BATCHES_ADDED]
+        together = {name: torch.cat([batch[name] for batch in few]) for name in few[0]}
+        return self._truth.at(values).additivity_errors(together, [few])
+
+    def yardstick_gradient(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> Gradient:
+        """The window's gradient in the config's own precision and accumulation type, at any values."""
+        dtype = DTYPES[self.case.accumulation_dtype]
+        return self._yardstick.at(values).accumulated(self.micro_batches(choice), dtype=dtype).gradient
 
     def float32_inside(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> bool:
         """Whether the float64 forward computes something in float32, so that the truth is only mixed."""

@@ -19,10 +19,11 @@ from dsaccum.reference_schedules import rebuild_schedule
 from dsaccum.training.opening import installed_versions
 from dsaccum.verification.arguments import VerifyArguments
 from dsaccum.verification.capture import Start, WindowCapture
-from dsaccum.verification.case import Case
+from dsaccum.verification.case import Case, WindowChoice
 from dsaccum.verification.communication import judge_communication
 from dsaccum.verification.describe import describe_step
 from dsaccum.verification.diagnose import diagnose
+from dsaccum.verification.dropout import remove_dropout
 from dsaccum.verification.evidence import CaseEvidence, Counts, Rules, StepEvidence, gather_step, start_differing
 from dsaccum.verification.faults import fault_of
 from dsaccum.verification.inputs import PreparedCase, read_case
@@ -33,9 +34,13 @@ from dsaccum.verification.rank_pool import RankPool
 from dsaccum.verification.rank_pools import RankPools
 from dsaccum.verification.rank_tasks import Ran, measure_memory_of, run_case
 from dsaccum.verification.record import Cause, Claims, EffectiveBatchRecord, ModelRecord, VerifyRecord, verdict_of
-from dsaccum.verification.record_parts import CommunicationRecord, MemoryRecord
+from dsaccum.verification.record_parts import CommunicationRecord, MemoryRecord, TrajectoryRecord
 from dsaccum.verification.sample_check import check_samples
+from dsaccum.verification.trajectory import PERTURBED_RUNS, compare_trajectory
 from dsaccum.verification.truth import ReferenceSide
+
+TRAJECTORY_LIMIT = 4e10
+"""Parameters times tokens of all its runs: about 3 s on two cores."""
 
 
 def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | None = None) -> VerifyRecord:
@@ -55,10 +60,12 @@ def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | No
         own = pools if pools is not None else stack.enter_context(RankPools())
         pool = own.get(arguments.ranks or 2)
         progress.stage("reading config, data and model")
-        prepared = _with_fault(read_case(arguments))
+        prepared = _without_dropout(_with_fault(read_case(arguments)))
         evidence, measured, ran = _examine(prepared, pool, progress)
-    claims, reasons = judge(evidence, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
-    causes = diagnose(evidence, claims.which("fail"))
+        claims, reasons = judge(evidence, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
+        causes = diagnose(evidence, claims.which("fail"))
+        if any(cause.confidence == "ambiguous" for cause in causes):
+            causes = _told_apart(causes, prepared, pool, progress)
     return _record(
         arguments, prepared, evidence, measured, ran, claims=claims, reasons=reasons, causes=causes, started=started
     )
@@ -88,6 +95,36 @@ def _with_fault(prepared: PreparedCase) -> PreparedCase:
     return replace(prepared, case=asked, loss=loss)
 
 
+def _without_dropout(prepared: PreparedCase) -> PreparedCase:
+    removed = remove_dropout(prepared.model)
+    if not removed:
+        return prepared
+    more = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
+    note = f"dropout is 0 on both sides ({removed[0]}{more}): with masks no split of a batch equals another"
+    return replace(prepared, substitutions=[*prepared.substitutions, note])
+
+
+def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: RankPool, progress: Progress) -> list[Cause]:
+    """Run once more with N + 1, where mistakes that look alike at this N do not, and keep what explains both."""
+    case = prepared.case
+    batch = case.batch
+    progress.stage(f"telling {len(causes)} candidates apart with N = {batch.accumulation_steps + 1}")
+    windows = tuple(WindowChoice(0, choice.probe) for choice in case.windows)  # longer ones are kept of the first alone
+    other = case.split(batch.accumulation_steps + 1, batch.micro_batch).with_windows(windows)
+    starts, captures, runs = _run(other, pool, progress)
+    evidence = _compare(replace(prepared, case=other), starts, captures, runs[0], progress)
+    claims, _ = judge(evidence, {})
+    again = {cause.id for cause in diagnose(evidence, claims.which("fail"))}
+    ambiguous = [cause for cause in causes if cause.confidence == "ambiguous"]
+    left = [cause for cause in ambiguous if cause.id in again]
+    if not left or len(left) == len(ambiguous):
+        return causes
+    confidence = "certain" if len(left) == 1 else "ambiguous"
+    decided = {"told_apart_at_accumulation_steps": batch.accumulation_steps + 1}
+    kept = [each.model_copy(update={"confidence": confidence, "evidence": each.evidence | decided}) for each in left]
+    return [cause for cause in causes if cause not in ambiguous] + kept
+
+
 def _examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> tuple[CaseEvidence, Measured, Ran]:
     """Run the case on the ranks, work out what it should have done, and measure communication and memory."""
     case = prepared.case
@@ -95,8 +132,9 @@ def _examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> tupl
     starts, captures, runs = _run(case, pool, progress)
     progress.stage("computing the reference")
     evidence = _compare(prepared, starts, captures, runs[0], progress)
+    trajectory = _trajectory(evidence, prepared, starts, captures, progress)
     measured, findings = _measure(case, pool, runs, progress)
-    return replace(evidence, findings=findings), measured, runs[0]
+    return replace(evidence, findings=findings, trajectory=trajectory), measured, runs[0]
 
 
 def _run(case: Case, pool: RankPool, progress: Progress) -> tuple[list[Start], list[list[WindowCapture]], list[Ran]]:
@@ -179,6 +217,35 @@ def _compare(
     )
 
 
+def _trajectory(
+    evidence: CaseEvidence,
+    prepared: PreparedCase,
+    starts: list[Start],
+    captures: list[list[WindowCapture]],
+    progress: Progress,
+) -> TrajectoryRecord:
+    """Left out where the reference's own runs would take long, or where a window was not one applied step."""
+    case, optimizer, schedule = evidence.case, evidence.optimizer, evidence.schedule
+    tokens = case.batch.total * case.experiment.data.sequence_length * len(case.windows)
+    steps = [window[0].steps[0] for window in captures if len(window[0].steps) == 1]
+    whole = len(steps) == len(captures) and all(step.applied and step.before and step.after for step in steps)
+    short = prepared.parameters * tokens * (PERTURBED_RUNS + 1) <= TRAJECTORY_LIMIT
+    if not (whole and short) or isinstance(optimizer, NotRebuilt) or isinstance(schedule, NotRebuilt):
+        return TrajectoryRecord()
+    progress.detail("trajectory")
+    after = [step.after.masters for step in steps if step.after is not None]
+    assert steps[0].before is not None
+    return compare_trajectory(
+        case,
+        ReferenceSide(case, prepared.model, prepared.loss),
+        optimizer,
+        schedule,
+        start=steps[0].before.masters,
+        buffers=starts[0].buffers,
+        run=after,
+    )
+
+
 def _counts(due: list[list[dict[str, Tensor]]], side: ReferenceSide) -> Counts:
     """What people divide by; labels and positions only where there are such."""
 
@@ -201,10 +268,11 @@ def _measure(
     for split in memory_cases(case):
         progress.detail(f"N = {split.batch.accumulation_steps}, B = {split.batch.micro_batch}")
         peaks.append(pool.run(measure_memory_of, split))
-    communication, *judged, traffic_finding = judge_communication([run.traffic for run in runs], case)
-    memory, *judged_memory, memory_finding = judge_memory(peaks, case)
-    findings = {each.pop("id"): each for each in (traffic_finding, memory_finding) if each is not None}
-    return Measured(communication, memory, Judged(*judged), Judged(*judged_memory)), findings
+    traffic, traffic_state, traffic_reason, traffic_finding = judge_communication([run.traffic for run in runs], case)
+    memory, memory_state, memory_reason, memory_finding = judge_memory(peaks, case)
+    findings = {each["id"]: each for each in (traffic_finding, memory_finding) if each is not None}
+    claims = Judged(traffic_state, traffic_reason), Judged(memory_state, memory_reason)
+    return Measured(traffic, memory, *claims), findings
 
 
 def _record(
@@ -245,6 +313,7 @@ def _record(
         steps=[describe_step(step) for step in evidence.steps],
         communication=measured.communication,
         memory=measured.memory,
+        trajectory=evidence.trajectory,
         experiment=case.experiment.model_dump(mode="json"),
         deepspeed_config=case.config,
         versions=installed_versions(),

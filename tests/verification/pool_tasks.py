@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -57,10 +56,6 @@ def raise_value_error() -> None:
 
 def raise_config_error() -> None:
     raise ConfigError("is no number", source="a.yaml", key="run.seed", value=object(), fix="write 1")
-
-
-def be_killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave() -> None:

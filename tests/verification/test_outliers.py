@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dsaccum.verification.factors import Factors
+from dsaccum.verification.least_squares import System
 from dsaccum.verification.weights import judge_tensors, recover_per_tensor, recover_robustly, recover_weights
 from tests.verification.planted import SHAPES, gradients, weighted_sum
 from tests.verification.test_weights import WEIGHTS, error, with_change
@@ -110,13 +111,22 @@ def test_a_gradient_of_other_samples_has_no_outliers() -> None:
 
 def test_tensors_too_small_to_disagree_have_no_say() -> None:
     """Four numbers fit four weights whatever they are: against them the other tensor isn't called an outlier."""
+    large = [*(100 * torch.eye(4)), torch.tensor([40.0, -70.0, 90.0, 20.0])]
     *columns, gradient = [
-        {"a": 9 * torch.randn(2, generator=g), "b": 9 * torch.randn(2, generator=g), "c": torch.randn(40, generator=g)}
-        for g in _generators(5)
+        {"a": row[:2], "b": row[2:], "c": torch.randn(40, generator=g)}
+        for row, g in zip(large, _generators(5), strict=True)
     ]
     found = recover_robustly(Factors(gradient, columns))
     assert found.outliers == []
     assert (found.residual or 0.0) > 0.01
+
+
+def test_least_absolute_finds_the_fermat_point() -> None:
+    """Three tensors say w = (0, 0), (1, 0) and (0, 1): the sum of distances is least at x = y = (3 - sqrt 3) / 6."""
+    columns = [dict.fromkeys("abc", torch.tensor([1.0, 0.0])), dict.fromkeys("abc", torch.tensor([0.0, 1.0]))]
+    gradient = {"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([1.0, 0.0]), "c": torch.tensor([0.0, 1.0])}
+    found = System(Factors(gradient, columns), range(3)).least_absolute()
+    assert found.tolist() == [pytest.approx((3 - math.sqrt(3)) / 6, abs=1e-6)] * 2
 
 
 def test_rounding_noise_is_no_outlier() -> None:

@@ -1,6 +1,6 @@
 """Ranks that are started once: what they bring back, who is named when one fails, and that nothing of them stays.
 
-Run: ``pytest tests/verification/test_rank_pool.py -n 0`` (about a minute; each failure costs a start of two ranks).
+Run: ``pytest tests/verification/test_rank_pool.py -n 0`` (two minutes on two idle cores: each failure costs a start).
 Not covered: GPUs, and a rank that the kernel will not let die.
 """
 
@@ -25,7 +25,6 @@ from dsaccum.verification import rank_pool
 from dsaccum.verification.rank_pool import RankFailed, RankPool
 from tests.verification.pool_tasks import (
     SHORT_S,
-    be_killed,
     count_aloud,
     doubled,
     exit_like_a_script,
@@ -111,7 +110,6 @@ def test_worn_ranks_are_replaced_before_the_next_task(monkeypatch: pytest.Monkey
         pytest.param(
             exit_like_a_script, "rank 1 failed {}: SystemExit: 1", ["in exit_like_a_script"], marks=pytest.mark.slow
         ),
-        (be_killed, "rank 1 was killed (signal 9) {}; its last words: rank 1 goes on", []),
         pytest.param(
             leave, "rank 1 ended (exit code 7) {}; its last words: rank 1 goes on", [], marks=pytest.mark.slow
         ),
@@ -128,7 +126,7 @@ def test_the_rank_that_fails_is_named_while_the_other_waits(
     assert str(failed.value) == line.format("at step 2, micro-step 3, forward")
     assert (failed.value.rank, failed.value.place) == (1, "step 2, micro-step 3, forward")
     assert all(detail in failed.value.details for detail in ["rank 1 goes on", *details])
-    assert time.monotonic() - started < SHORT_S + 3
+    assert time.monotonic() - started < SHORT_S + 5
     assert not any(worker.is_running() for worker in workers)
     assert pool.run(sum_of_ranks, 1.0) == [(0, 3.0), (1, 3.0)]
 
@@ -144,6 +142,7 @@ def test_a_rank_that_waits_is_not_blamed_though_it_is_behind(pool: RankPool) -> 
         pool.run(sleep_further_on)
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_one_that_is_done_is_named(pool: RankPool) -> None:
     with pytest.raises(RankFailed, match=r"^rank 0 hangs at step 1.*; rank 1 is done$"):
         pool.run(wait_for_one_that_is_done)
@@ -162,7 +161,10 @@ def test_a_rank_that_died_idle_is_replaced(pool: RankPool, workers: list[psutil.
 def test_a_killed_rank_from_outside_is_named(pool: RankPool, workers: list[psutil.Process]) -> None:
     timer = threading.Timer(1.0, workers[0].kill)
     timer.start()
-    with pytest.raises(RankFailed, match=r"^rank 0 was killed \(signal 9\) at step 2, micro-step 3, forward"):
+    with pytest.raises(
+        RankFailed,
+        match=r"^rank 0 was killed \(signal 9\) at step 2, micro-step 3, forward; its last words: rank 0 goes on",
+    ):
         pool.run(work_until, sleep)
     timer.join()
 

@@ -83,7 +83,7 @@ def several_micro_batches(case: Case) -> str | None:
 
 def several_windows(case: Case) -> str | None:
     """At least two steps."""
-    return "one step has no step before it" if len(case.windows) == 1 else None
+    return "there is one step only (--steps 2)" if len(case.windows) == 1 else None
 
 
 def not_partitioned(case: Case) -> str | None:
