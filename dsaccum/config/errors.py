@@ -6,10 +6,18 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-_ABSENT: Final = object()
+
+class _Absent(Enum):
+    """No value stands there. An enum, because it stays itself when the error is sent to another process."""
+
+    ABSENT = 0
+
+
+_ABSENT: Final = _Absent.ABSENT
 _LONGEST_VALUE: Final = 80
 
 

@@ -148,8 +148,23 @@ class _CategoryTracker(MemTracker):
             if self._ac_mod is None:
                 self._ac_mod, self._in_ac = weakref.ref(module), True
         elif module not in self._known:
-            self._track_module_params_and_buffers(module, install_grad_hooks=True)
+            self._track_module_params_and_buffers(module, install_grad_hooks=False)
+            for parameter in module.parameters(recurse=False):
+                self._tag_gradients_of(parameter)
             self._known.add(module)
+
+    def _tag_gradients_of(self, parameter: nn.Parameter) -> None:
+        """What MemTracker does itself, except that it also tries to hook frozen parameters, which torch refuses."""
+        if not parameter.requires_grad or parameter in self._param_to_grad_hook_handles:
+            return
+        self._param_to_grad_hook_handles[parameter] = (
+            parameter.register_hook(lambda gradient: _tag(self, [gradient], _MemRefType.GRAD)),
+            parameter.register_post_accumulate_grad_hook(
+                lambda accumulated: _tag(
+                    self, [each for each in [accumulated.grad] if each is not None], _MemRefType.GRAD
+                )
+            ),
+        )
 
     def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         if self._ac_mod is not None and self._ac_mod() is module:

@@ -140,7 +140,7 @@ _EVERYTHING = frozenset({"gradient", "clipping", "update", "loss", "schedule", "
 _LOOKS: list[tuple[frozenset[str], Callable[[CaseEvidence], list[Named]]]] = [
     (_EVERYTHING, _not_finite),
     (_EVERYTHING - {"communication"}, _samples),
-    (_EVERYTHING, _boundaries),
+    (_EVERYTHING | {"memory"}, _boundaries),
     (frozenset({"replicas", "gradient", "loss", "clipping"}), _apart_before),
     (frozenset({"gradient", "loss"}), gradient_causes),
     (frozenset({"clipping"}), clipping_causes),

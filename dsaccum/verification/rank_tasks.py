@@ -84,11 +84,9 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
     engine = _build_engine(model, case, loss)
     torch.manual_seed(case.experiment.run.seed + 1 + context.ranks.rank)
     subject = Subject(engine, context.ranks, context)
-    try:
-        with fault.planted(subject, case):
-            yield subject
-    finally:
-        engine.engine.destroy()
+    with fault.planted(subject, case):
+        yield subject
+    engine.engine.destroy()  # not after a failure: it could wait for ranks that have ended, and the pool ends them all
 
 
 @torch.no_grad()

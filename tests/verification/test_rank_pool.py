@@ -158,14 +158,12 @@ def test_a_rank_that_died_idle_is_replaced(pool: RankPool, workers: list[psutil.
     assert pool.run(sum_of_ranks, 1.0) == [(0, 3.0), (1, 3.0)]
 
 
-def test_a_killed_rank_from_outside_is_named(pool: RankPool, workers: list[psutil.Process]) -> None:
+def test_a_rank_killed_from_outside_is_named(pool: RankPool, workers: list[psutil.Process]) -> None:
     timer = threading.Timer(1.0, workers[0].kill)
     timer.start()
-    with pytest.raises(
-        RankFailed,
-        match=r"^rank 0 was killed \(signal 9\) at step 2, micro-step 3, forward; its last words: rank 0 goes on",
-    ):
+    with pytest.raises(RankFailed, match=r"; its last words: rank 0 goes on$") as failed:
         pool.run(work_until, sleep)
+    assert str(failed.value).startswith("rank 0 was killed (signal 9) at step 2, micro-step 3, forward")
     timer.join()
 
 
