@@ -158,13 +158,13 @@ class _CategoryTracker(MemTracker):
         if not parameter.requires_grad or parameter in self._param_to_grad_hook_handles:
             return
         self._param_to_grad_hook_handles[parameter] = (
-            parameter.register_hook(lambda gradient: _tag(self, [gradient], _MemRefType.GRAD)),
-            parameter.register_post_accumulate_grad_hook(
-                lambda accumulated: _tag(
-                    self, [each for each in [accumulated.grad] if each is not None], _MemRefType.GRAD
-                )
-            ),
+            parameter.register_hook(self._is_a_gradient),
+            parameter.register_post_accumulate_grad_hook(lambda accumulated: self._is_a_gradient(accumulated.grad)),
         )
+
+    def _is_a_gradient(self, gradient: Tensor | None) -> None:
+        if gradient is not None:  # ZeRO has taken it already
+            _tag(self, [gradient], _MemRefType.GRAD)
 
     def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         if self._ac_mod is not None and self._ac_mod() is module:
@@ -212,6 +212,8 @@ def _gradient_buffers(wrapper: Any) -> Iterator[Tensor]:
         for pieces in getattr(wrapper, name, {}).values():
             yield from (piece for piece in pieces or () if isinstance(piece, Tensor))
     yield from getattr(wrapper, "fp32_groups_gradients_flat", ())
+    for parameters in getattr(wrapper, "bit16_groups", ()):  # ZeRO 1 with another accumulation type
+        yield from (p.grad_accum for p in parameters if isinstance(getattr(p, "grad_accum", None), Tensor))
     buffer = getattr(wrapper, "grad_partitions_flat_buffer", None)
     if isinstance(buffer, Tensor):
         yield buffer

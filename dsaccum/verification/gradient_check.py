@@ -15,7 +15,7 @@ Bounds are derived, with u the unit roundoff of a format (2^-24 in fp32, 2^-8 in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -137,14 +137,12 @@ def check_gradient(
     recovered = recover_robustly(factors)
     due = truth.due_in_order
     fits = judge_tensors(factors, due)
-    yardsticks = [Factors(sketch(yardstick), truth.columns) for yardstick in truth.yardsticks]
-    honest = [recover_robustly(each) for each in yardsticks]
     tensors, decisive = _tensor_errors(case, truth, whole, fits)
     return GradientCheck(
         recovered=recovered,
         max_error=weight_error(recovered.weights, due),
-        tolerance=_weight_tolerance(case, honest, due, recovered.condition),
-        residual_bound=3 * max((each.residual or 0.0) for each in honest) + 4 * unit_roundoff(case.precision),
+        tolerance=_weight_tolerance(case, truth.honest, due, recovered.condition),
+        residual_bound=3 * max((each.residual or 0.0) for each in truth.honest) + 4 * unit_roundoff(case.precision),
         tensors=tensors,
         ratio=_ratio(whole, truth.gradient),
         yardstick_error=decisive,
@@ -160,7 +158,7 @@ def weight_error(weights: list[float | None], due: list[float]) -> float | None:
     return max(errors, default=None)
 
 
-def _weight_tolerance(case: Case, honest: list[RecoveredWeights], due: list[float], condition: float) -> float:
+def _weight_tolerance(case: Case, honest: Sequence[RecoveredWeights], due: list[float], condition: float) -> float:
     spread = max((weight_error(each.weights, due) or 0.0) for each in honest)
     terms = case.batch.accumulation_steps + case.batch.world_size
     low = 0.0

@@ -101,8 +101,7 @@ def _with_equal_rows(case: Case) -> Case:
 
 def _equal_rows(samples: Samples, count: int) -> Samples:
     """The same tokens in every row. Padded ones end a token early: a mask without padding is a path of its own."""
-    length = samples.sequence_length
-    filled = length - 1 if samples.padded and length > 2 else length
+    filled = samples.sequence_length - (samples.padded and samples.sequence_length > 2)
     return replace(
         samples,
         tokens=np.resize(samples.tokens, filled),
@@ -124,8 +123,7 @@ def measure_peak(subject: Subject, case: Case, run_window: Callable[[], object])
     if not _make_states(subject, case):
         run_window()
     witness = GradientWitness(engine.module)
-    use = measure_memory(engine, [run_window])
-    unused = witness.close()
+    use, unused = measure_memory(engine, [run_window]), witness.close()
     on_gpu = torch.device(engine.device).type == "cuda"
     return MemoryPeak(
         accumulation_steps=case.batch.accumulation_steps,
@@ -218,7 +216,7 @@ class _Splits:
         """Gradients that stand in forward, in gradient buffers: with several micro-batches less those with one."""
         several = self.more if self.fewer is self.one else self.fewer
         rise = several.in_forward["gradient"] - self.one.in_forward["gradient"]
-        return rise / several.gradient_buffer_bytes
+        return rise / max(several.gradient_buffer_bytes, 1)
 
     def problem(self) -> str | None:
         """What grows that should not, or does not stand where it should; None where all is well."""
@@ -232,7 +230,7 @@ class _Splits:
                     f"N = {more.accumulation_steps}: {_size(grown // steps)} more at each micro-step, "
                     f"{grown / steps / self._one_micro_batch():.2f} of a micro-batch's activations"
                 )
-        if self._case.zero_stage > 1 or self._stands_always() or LEAST_RISE <= self.rise <= MOST_RISE:
+        if self._case.zero_stage > 1 or self._stands_always() or LEAST_RISE <= round(self.rise, 2) <= MOST_RISE:
             return None
         return f"accumulation adds {self.rise:.2f} gradient buffers, one is due at ZeRO {self._case.zero_stage}"
 
@@ -289,16 +287,15 @@ def _size(size: float) -> str:
 
 
 def _record(peaks: Sequence[Sequence[MemoryPeak]], splits: _Splits, reason: str) -> MemoryRecord:
-    runs = [_run(max(of_case, key=lambda peak: peak.peak_bytes)) for of_case in peaks]
+    runs = [
+        MemoryRun(
+            accumulation_steps=peak.accumulation_steps,
+            micro_batch=peak.micro_batch,
+            peak_bytes=peak.peak_bytes,
+            by_category=MemoryByCategory(**peak.by_category),
+        )
+        for peak in (max(of_case, key=lambda peak: peak.peak_bytes) for of_case in peaks)
+    ]
     wanted = splits.fewer.accumulation_steps, splits.fewer.micro_batch
     own = next(run for run in runs if (run.accumulation_steps, run.micro_batch) == wanted)
     return MemoryRecord(peak_bytes=own.peak_bytes, by_category=own.by_category, runs=runs, reason=reason)
-
-
-def _run(peak: MemoryPeak) -> MemoryRun:
-    return MemoryRun(
-        accumulation_steps=peak.accumulation_steps,
-        micro_batch=peak.micro_batch,
-        peak_bytes=peak.peak_bytes,
-        by_category=MemoryByCategory(**peak.by_category),
-    )

@@ -22,8 +22,10 @@ from torch.utils._pytree import tree_leaves
 from dsaccum.reference import Batch, Gradient, Reference, SummedLoss, due_weights
 from dsaccum.reference_samples import RawSamples, ReferenceSamples
 from dsaccum.verification.case import Case, WindowChoice
+from dsaccum.verification.factors import Factors
 from dsaccum.verification.loops import HF_LABELS, OUTSIDE_LOSS
 from dsaccum.verification.sketch import GradientSketch
+from dsaccum.verification.weights import RecoveredWeights, recover_robustly
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WHOLE_COLUMNS_BYTES = 2 << 30
@@ -45,6 +47,7 @@ class WindowTruth:
         gradient: float64, by name; a parameter that gets none has no entry.
         columns: mean gradients, sketched, micro-batch (k, r) at k W + r.
         yardsticks: (a) and (b), whole.
+        honest: weights recovered from each yardstick.
         sizes: S_t = sum of due_i ||g_i,t||, what errors of tensor t are divided by.
         noise: relative difference of one column computed twice, the largest over tensors.
     """
@@ -56,6 +59,7 @@ class WindowTruth:
     gradient: Gradient
     columns: list[dict[str, Tensor]]
     yardsticks: tuple[Gradient, Gradient]
+    honest: tuple[RecoveredWeights, ...]
     sizes: dict[str, float]
     noise: float
 
@@ -123,6 +127,7 @@ class ReferenceSide:
                 for name, tensor in mean.items():
                     sizes[name] = sizes.get(name, 0.0) + due[k][r] * float(tensor.norm())
                 self._accumulate(accumulated[r], part, scale * total)
+        yardsticks = (_total(accumulated), big_yardstick.gradient)
         return WindowTruth(
             targets=targets,
             due=due,
@@ -130,7 +135,8 @@ class ReferenceSide:
             big_batch_loss=big_yardstick.loss,
             gradient=big.gradient,
             columns=columns,
-            yardsticks=(_total(accumulated), big_yardstick.gradient),
+            yardsticks=yardsticks,
+            honest=tuple(recover_robustly(Factors(self.sketch(each), columns)) for each in yardsticks),
             sizes=sizes,
             noise=self._noise(yardstick, micro_batches[0][0]),
         )

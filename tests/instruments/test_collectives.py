@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import deepspeed.comm as comm
 import pytest
 import torch
 import torch.distributed as dist
 
 from dsaccum.engine.process import Ranks
-from dsaccum.instruments.collectives import CollectiveRecorder, classify
+from dsaccum.instruments.collectives import CollectiveRecorder, classify, comms_logger_bytes
 from dsaccum.instruments.traffic import TrafficPlan, expected_control_bytes, expected_gradient_bytes, expected_traffic
 from tests.instruments.ledger import KINDS, LedgerCase, coefficients, run_window, start_engine
 from tests.instruments.two_ranks import CLIP, STEPS, traffic_of
@@ -103,6 +104,46 @@ def test_reducing_at_every_micro_step_is_seen(one_rank: Ranks) -> None:
     assert [step.gradient_bytes for step in recorder.per_micro_step()] == [140, 140, 140, 276]
     assert {"backward", "step", "_take_model_step"}.isdisjoint(vars(engine))
     engine.destroy()
+
+
+def test_the_way_in_is_noted(one_rank: Ranks) -> None:
+    """And DeepSpeed's logger, which ends the process where it knows no bandwidth, counts objects as 0 bytes."""
+    engine = start_engine(LedgerCase("fp32-0", 2), 1)
+    with comms_logger_bytes() as logged, CollectiveRecorder(engine) as recorder:
+        dist.all_reduce(torch.ones(3))
+        comm.all_reduce(torch.ones(5))
+        comm.broadcast(torch.ones(7), 0)
+        comm.all_gather_object([None], {"any": "object"})
+    seen = [(each.operation, each.entrance, each.input_bytes) for each in recorder.operations]
+    assert seen[:3] == [
+        ("all_reduce", None, 12),
+        ("all_reduce", "all_reduce", 20),
+        ("broadcast", "broadcast", 28),
+    ]
+    assert {entrance for _, entrance, _ in seen[3:]} == {"all_gather_object"}
+    assert logged == {"all_reduce": 20, "broadcast": 28, "all_gather_object": 0}
+    logger = comm.comm.comms_logger
+    assert (logger.enabled, logger.prof_all, "append" in vars(logger)) == (False, True, False)
+    engine.destroy()
+
+
+def test_steps_are_counted(one_rank: Ranks) -> None:
+    engine = start_engine(LedgerCase("fp32-0", 2), 1)
+    with CollectiveRecorder(engine) as recorder:
+        for window in range(2):
+            run_window(engine, 0, 1, 2, window)
+    assert (recorder.step_calls, recorder.optimizer_steps) == (4, [2, 4])
+    engine.destroy()
+
+
+def test_the_formula_with_two_types() -> None:
+    """Autocast: three tensors in bf16 and one in fp32; at ZeRO 3 and W = 2 the odd ones are padded by one element."""
+    sizes = {"groups": ((100, 11), (7, 5)), "itemsizes": ((2, 2), (2, 4)), "itemsize": 4, "world_size": 2}
+    common = {"accumulation_steps": 2, "clipping": True, "wrapper": "zero", "bucket": 60, **sizes}
+    assert expected_gradient_bytes(TrafficPlan(stage=1, **common)) == 2 * 118 + 4 * 5
+    assert expected_gradient_bytes(TrafficPlan(stage=3, **common)) == 2 * 120 + 4 * 6
+    # bf16: 118 elements where no bucket holds more than 100, in at most 3 tensors. fp32: one tensor.
+    assert expected_traffic(TrafficPlan(stage=1, **common))[1].gradient_operations == (3, 4)
 
 
 def test_classes() -> None:

@@ -35,9 +35,28 @@ def case_of(stage: int, steps: int) -> Case:
     return Case(accumulation_steps=steps, micro_batch=8, stage=stage, num_samples=200)
 
 
-def used(ranks: Ranks, stage: int, steps: int, loss: CausalLMLoss | None = None) -> MemoryUse:
+class TwoForwards(CausalLMLoss):
+    """Calls the model once more before the micro-step's backward, as contrastive losses do."""
+
+    model: Any = None
+
+    def sum(self, outputs: Any, micro_batch: Any) -> Any:
+        again = self.model(input_ids=micro_batch["input_ids"])
+        return (super().sum(outputs, micro_batch) + super().sum(again, micro_batch)) / 2
+
+
+def half_frozen_gpt() -> Any:
+    model = tiny_gpt()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("h.0" not in name)
+    return model
+
+
+def used(ranks: Ranks, stage: int, steps: int, loss: CausalLMLoss | None = None, model: Any = None) -> MemoryUse:
     case = case_of(stage, steps)
-    engine = WindowEngine(tiny_gpt(), case.config, case.batch, loss or CausalLMLoss())
+    engine = WindowEngine(model or tiny_gpt(), case.config, case.batch, loss or CausalLMLoss())
+    if isinstance(loss, TwoForwards):
+        loss.model = engine.engine
     first, second = (stream_of(case, ranks).window(number) for number in (0, 1))
     engine.run_window(first, 100.0)
     use = measure_memory(engine.engine, [lambda: engine.run_window(second, 100.0)])
@@ -70,6 +89,30 @@ def test_accumulated_gradients_are_gradients(one_rank: Ranks, stage: int) -> Non
     two, four = (used(one_rank, stage, steps) for steps in (2, 4))
     assert slope(two, four, 2) < 0.01
     assert two.highest["gradient"] >= 4 * PARAMETERS
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_what_stands_in_forward(one_rank: Ranks, stage: int) -> None:
+    """Nothing of the gradient with N = 1, all of it with more; at ZeRO 1 DeepSpeed's reduce bucket stays there too."""
+    one, two = (used(one_rank, stage, steps).in_forward for steps in (1, 2))
+    assert (one["gradient"], two["gradient"]) == (0, 4 * PARAMETERS)
+    assert two["temporary"] - one["temporary"] == (4 * 20_000 if stage else 0)
+    ids_and_loss = 8 * 16 * 8 + 4
+    assert two["activation"] - one["activation"] == ids_and_loss
+
+
+def test_two_forwards_in_a_micro_step(one_rank: Ranks) -> None:
+    """MemTracker by itself gives up at the second one."""
+    two, four = (used(one_rank, 0, steps, TwoForwards()) for steps in (2, 4))
+    assert slope(two, four, 2) < 0.01
+    assert two.highest["activation"] > 1.8 * used(one_rank, 0, 2).highest["activation"]
+
+
+def test_frozen_parameters(one_rank: Ranks) -> None:
+    """MemTracker by itself raises: it hooks them like the others. One of two layers is frozen, 12,704 elements."""
+    use = used(one_rank, 0, 2, model=half_frozen_gpt())
+    assert use.by_category["parameter"] == 4 * PARAMETERS
+    assert use.by_category["gradient"] == 4 * (PARAMETERS - 12_704)
 
 
 def test_kept_graphs_are_seen(one_rank: Ranks) -> None:
