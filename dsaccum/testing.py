@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from dsaccum.verification.api import verify
 
 if TYPE_CHECKING:
-    from dsaccum.verification.rank_pools import RankPools
-    from dsaccum.verification.record import VerifyRecord
+    from dsaccum.verification.ranks.pools import RankPools
+    from dsaccum.verification.records.record import VerifyRecord
 
 __all__ = ["assert_same_update"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from dsaccum.verification.rank_pools import RankPools
+    from dsaccum.verification.ranks.pools import RankPools
 
 
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[RankPools]:
     """Ranks for ``dsaccum.testing.assert_same_update``: started when first needed, kept, ended with the session."""
-    from dsaccum.verification.rank_pools import RankPools
+    from dsaccum.verification.ranks.pools import RankPools
 
     with RankPools() as pools:
         yield pools

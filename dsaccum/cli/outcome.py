@@ -69,7 +69,7 @@ def show(write: Callable[[], object]) -> None:
 
 def _rank_failure(error: Exception, *, verbose: bool) -> str | None:
     # Whoever raised it has loaded the module; nobody else should, for torch comes with it.
-    module = sys.modules.get("dsaccum.verification.rank_pool")
+    module = sys.modules.get("dsaccum.verification.ranks.pool")
     if module is None or not isinstance(error, module.RankFailed):
         return None
     details = str(getattr(error, "details", "") or "").rstrip()

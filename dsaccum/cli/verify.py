@@ -11,10 +11,10 @@ import typer
 
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.config.errors import ConfigError
-from dsaccum.verification.arguments import MOST_STEPS, VerifyArguments
+from dsaccum.verification.cases.arguments import MOST_STEPS, VerifyArguments
 
 if TYPE_CHECKING:
-    from dsaccum.verification.record import VerifyRecord
+    from dsaccum.verification.records.record import VerifyRecord
 
 _SUBJECT, _CHANGES, _RIGOUR, _OUTPUT = "What is verified", "Changes for this run", "How strictly", "Output"
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from dsaccum.report.figures import counted
 from dsaccum.report.layout import RIGHT, WRONG, labelled, listed
-from dsaccum.verification.record import Cause, ClaimState, VerifyRecord
+from dsaccum.verification.records.record import Cause, ClaimState, VerifyRecord
 
 
 def claim_lines(record: VerifyRecord, *, width: int) -> list[Text]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dsaccum.report.figures import numbered, size
 from dsaccum.report.layout import listed
-from dsaccum.verification.record import CommunicationRecord, MemoryByCategory, MemoryRecord, MicroStepRecord
+from dsaccum.verification.records.record import CommunicationRecord, MemoryByCategory, MemoryRecord, MicroStepRecord
 
 
 def communication_lines(communication: CommunicationRecord, *, width: int) -> list[Text]:

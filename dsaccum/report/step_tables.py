@@ -8,7 +8,7 @@ from rich.text import Text
 
 from dsaccum.report.figures import NOT_MEASURED, against, exceeds, numbered, plain, ratio, scientific
 from dsaccum.report.layout import ASIDE, WRONG, columns, heading, labelled
-from dsaccum.verification.record import GradientRecord, StepRecord, TrajectoryRecord, UpdateRecord, VerifyRecord
+from dsaccum.verification.records.record import GradientRecord, StepRecord, TrajectoryRecord, UpdateRecord, VerifyRecord
 
 MOST_TENSORS = 5
 _MARK = "!"

@@ -14,7 +14,7 @@ from dsaccum.report.layout import WIDTH, as_plain_text, labelled, listed
 from dsaccum.report.resources import communication_lines, memory_lines
 from dsaccum.report.step_tables import step_lines
 from dsaccum.report.weight_matrix import weight_lines
-from dsaccum.verification.record import VerifyRecord
+from dsaccum.verification.records.record import VerifyRecord
 
 WIDEST = 100
 """Longer lines are hard to read, however wide the terminal is."""

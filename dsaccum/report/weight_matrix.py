@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dsaccum.report.figures import NOT_MEASURED, against, middle_left_out, numbered, scientific
 from dsaccum.report.layout import ASIDE, RIGHT, WRONG, columns, heading, labelled
-from dsaccum.verification.record import Matrix, StepRecord, WeightsRecord
+from dsaccum.verification.records.record import Matrix, StepRecord, WeightsRecord
 
 MOST_ROWS, MOST_MATRICES = 12, 4
 _GAP = "..."

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsaccum.verification.arguments import VerifyArguments
+from dsaccum.verification.cases.arguments import VerifyArguments
 from dsaccum.verification.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
-    from dsaccum.verification.rank_pools import RankPools
-    from dsaccum.verification.record import VerifyRecord
+    from dsaccum.verification.ranks.pools import RankPools
+    from dsaccum.verification.records.record import VerifyRecord
 
 
 def verify(

@@ -10,37 +10,36 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.loss import build_loss
-from dsaccum.reference_optimizers import NotRebuilt, rebuild_optimizer
-from dsaccum.reference_schedules import rebuild_schedule
 from dsaccum.training.opening import installed_versions
-from dsaccum.verification.arguments import VerifyArguments
-from dsaccum.verification.capture import Start, WindowCapture
-from dsaccum.verification.case import Case, WindowChoice
-from dsaccum.verification.communication import judge_communication
-from dsaccum.verification.describe import describe_step
-from dsaccum.verification.diagnose import diagnose
-from dsaccum.verification.dropout import remove_dropout
-from dsaccum.verification.evidence import CaseEvidence, Counts, Rules, StepEvidence, gather_step, start_differing
-from dsaccum.verification.faults import fault_of
-from dsaccum.verification.inputs import PreparedCase, read_case
-from dsaccum.verification.judge import Judged, judge
-from dsaccum.verification.memory import judge_memory, memory_cases
+from dsaccum.verification.cases.arguments import VerifyArguments
+from dsaccum.verification.cases.case import Case, WindowChoice
+from dsaccum.verification.cases.dropout import remove_dropout
+from dsaccum.verification.cases.inputs import PreparedCase, likely_ranks, read_case
+from dsaccum.verification.comparison.compare import compare
+from dsaccum.verification.comparison.evidence import CaseEvidence
+from dsaccum.verification.diagnosis.diagnose import diagnose
+from dsaccum.verification.diagnosis.judge import Judged, judge
+from dsaccum.verification.measures.communication import judge_communication
+from dsaccum.verification.measures.memory import judge_memory, memory_cases
 from dsaccum.verification.progress import Progress
-from dsaccum.verification.rank_pool import RankPool
-from dsaccum.verification.rank_pools import RankPools
-from dsaccum.verification.rank_tasks import Ran, measure_memory_of, run_case
-from dsaccum.verification.record import Cause, Claims, EffectiveBatchRecord, ModelRecord, VerifyRecord, verdict_of
-from dsaccum.verification.record_parts import CommunicationRecord, MemoryRecord, TrajectoryRecord
-from dsaccum.verification.sample_check import check_samples
-from dsaccum.verification.trajectory import PERTURBED_RUNS, compare_trajectory
-from dsaccum.verification.truth import ReferenceSide
-
-TRAJECTORY_LIMIT = 4e10
-"""Parameters times tokens of all its runs: about 3 s on two cores."""
+from dsaccum.verification.ranks.pool import RankPool
+from dsaccum.verification.ranks.pools import RankPools
+from dsaccum.verification.records.describe import describe_step
+from dsaccum.verification.records.parts import CommunicationRecord, MemoryRecord
+from dsaccum.verification.records.record import (
+    Cause,
+    Claims,
+    EffectiveBatchRecord,
+    ModelRecord,
+    VerifyRecord,
+    verdict_of,
+)
+from dsaccum.verification.subject.capture import Start, WindowCapture
+from dsaccum.verification.subject.faults import fault_of
+from dsaccum.verification.subject.tasks import Ran, measure_memory_of, run_case
 
 
 def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | None = None) -> VerifyRecord:
@@ -58,9 +57,10 @@ def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | No
     started = time.perf_counter()
     with ExitStack() as stack:
         own = pools if pools is not None else stack.enter_context(RankPools())
-        pool = own.get(arguments.ranks or 2)
+        own.get(arguments.ranks or likely_ranks())  # they import their libraries while the input is read
         progress.stage("reading config, data and model")
         prepared = _without_dropout(_with_fault(read_case(arguments)))
+        pool = own.get(prepared.case.batch.world_size)
         evidence, measured, ran = _examine(prepared, pool, progress)
         claims, reasons = judge(evidence, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
         causes = diagnose(evidence, claims.which("fail"))
@@ -112,7 +112,7 @@ def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: RankPool, pro
     windows = tuple(WindowChoice(0, choice.probe) for choice in case.windows)  # longer ones are kept of the first alone
     other = case.split(batch.accumulation_steps + 1, batch.micro_batch).with_windows(windows)
     starts, captures, runs = _run(other, pool, progress)
-    evidence = _compare(replace(prepared, case=other), starts, captures, runs[0], progress)
+    evidence = compare(other, prepared.model, prepared.loss, starts, captures, runs[0], progress)
     claims, _ = judge(evidence, {})
     again = {cause.id for cause in diagnose(evidence, claims.which("fail"))}
     ambiguous = [cause for cause in causes if cause.confidence == "ambiguous"]
@@ -131,10 +131,9 @@ def _examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> tupl
     progress.stage(f"running {len(case.windows)} windows on {_ranks(case)}")
     starts, captures, runs = _run(case, pool, progress)
     progress.stage("computing the reference")
-    evidence = _compare(prepared, starts, captures, runs[0], progress)
-    trajectory = _trajectory(evidence, prepared, starts, captures, progress)
+    evidence = compare(case, prepared.model, prepared.loss, starts, captures, runs[0], progress)
     measured, findings = _measure(case, pool, runs, progress)
-    return replace(evidence, findings=findings, trajectory=trajectory), measured, runs[0]
+    return replace(evidence, findings=findings), measured, runs[0]
 
 
 def _run(case: Case, pool: RankPool, progress: Progress) -> tuple[list[Start], list[list[WindowCapture]], list[Ran]]:
@@ -154,109 +153,6 @@ def _run(case: Case, pool: RankPool, progress: Progress) -> tuple[list[Start], l
     runs = pool.run(run_case, case, on_message=receive)
     by_window = [[windows[step][rank] for rank in range(ranks)] for step in sorted(windows)]
     return [starts[rank] for rank in range(ranks)], by_window, runs
-
-
-def _compare(
-    prepared: PreparedCase, starts: list[Start], captures: list[list[WindowCapture]], ran: Ran, progress: Progress
-) -> CaseEvidence:
-    case = prepared.case
-    side = ReferenceSide(case, prepared.model, prepared.loss)
-    optimizer = rebuild_optimizer(case.config.get("optimizer"))
-    schedule = (
-        optimizer if isinstance(optimizer, NotRebuilt) else rebuild_schedule(case.config.get("scheduler"), optimizer)
-    )
-    rules = Rules(optimizer, schedule)
-    values: dict[str, Tensor] = dict(prepared.model.state_dict()) | starts[0].buffers
-    first_values = values
-    updates = 0
-    steps: list[StepEvidence] = []
-    before = [start.checksums for start in starts]
-    for index, window in enumerate(captures):
-        progress.detail(f"window {index + 1} of {len(captures)}")
-        first = window[0]
-        if first.steps and first.steps[0].before is not None:
-            values = {**starts[0].buffers, **first.steps[0].before.parameters}
-        if index == 0:
-            first_values = values
-        choice = case.windows[index]
-        due = side.micro_batches(choice)
-        others = [
-            side.micro_batches(replace(other, probe=choice.probe))
-            for other in case.windows
-            if other.index != choice.index
-        ]
-        steps.append(
-            gather_step(
-                case,
-                rules,
-                side.window(choice, values),
-                side.sketch,
-                window,
-                comparable=[each == before[0] for each in before],
-                counts=_counts(due, side),
-                updates_before=updates,
-                loss=ran.losses[index],
-                sample_faults=check_samples(window, due, others),
-            )
-        )
-        updates += sum(step.applied for step in first.steps)
-        before = [capture.checksums for capture in window]
-    progress.detail("additivity of the loss")
-    errors = side.additivity(case.windows[0], first_values)
-    worst = max(errors, key=errors.__getitem__, default="")
-    return CaseEvidence(
-        case=case,
-        steps=steps,
-        start_differing=start_differing(starts),
-        additivity=(errors.get(worst, 0.0), worst),
-        optimizer=optimizer,
-        schedule=schedule,
-        mixed_truth=side.float32_inside(case.windows[0], first_values),
-        replicas_compared=len(starts[0].checksums),
-        draws=ran.draws,
-    )
-
-
-def _trajectory(
-    evidence: CaseEvidence,
-    prepared: PreparedCase,
-    starts: list[Start],
-    captures: list[list[WindowCapture]],
-    progress: Progress,
-) -> TrajectoryRecord:
-    """Left out where the reference's own runs would take long, or where a window was not one applied step."""
-    case, optimizer, schedule = evidence.case, evidence.optimizer, evidence.schedule
-    tokens = case.batch.total * case.experiment.data.sequence_length * len(case.windows)
-    steps = [window[0].steps[0] for window in captures if len(window[0].steps) == 1]
-    whole = len(steps) == len(captures) and all(step.applied and step.before and step.after for step in steps)
-    short = prepared.parameters * tokens * (PERTURBED_RUNS + 1) <= TRAJECTORY_LIMIT
-    if not (whole and short) or isinstance(optimizer, NotRebuilt) or isinstance(schedule, NotRebuilt):
-        return TrajectoryRecord()
-    progress.detail("trajectory")
-    after = [step.after.masters for step in steps if step.after is not None]
-    assert steps[0].before is not None
-    return compare_trajectory(
-        case,
-        ReferenceSide(case, prepared.model, prepared.loss),
-        optimizer,
-        schedule,
-        start=steps[0].before.masters,
-        buffers=starts[0].buffers,
-        run=after,
-    )
-
-
-def _counts(due: list[list[dict[str, Tensor]]], side: ReferenceSide) -> Counts:
-    """What people divide by; labels and positions only where there are such."""
-
-    def of(count: Any) -> list[list[int]]:
-        return [[int(count(batch)) for batch in step] for step in due]
-
-    return Counts(
-        targets=of(side.targets),
-        labels=of(lambda batch: (batch["labels"] != -100).sum()),
-        positions=of(lambda batch: batch["labels"].numel()),
-    )
 
 
 def _measure(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dsaccum.verification.arguments import VerifyArguments
+from dsaccum.verification.cases.arguments import VerifyArguments
 from dsaccum.verification.progress import Progress
-from dsaccum.verification.record import VerifyRecord
+from dsaccum.verification.records.record import VerifyRecord
 from tests.report import records
 
 Result = VerifyRecord | BaseException | Callable[[], Any]

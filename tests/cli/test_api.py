@@ -15,8 +15,8 @@ import pytest
 import dsaccum
 from dsaccum.config.errors import ConfigError
 from dsaccum.testing import assert_same_update
-from dsaccum.verification.arguments import VerifyArguments
-from dsaccum.verification.rank_pools import RankPools
+from dsaccum.verification.cases.arguments import VerifyArguments
+from dsaccum.verification.ranks.pools import RankPools
 from tests.cli.conftest import StubVerify
 from tests.report import records
 
@@ -98,7 +98,7 @@ class StubPool:
 def stub_pools(monkeypatch: pytest.MonkeyPatch) -> list[StubPool]:
     made: list[StubPool] = []
     monkeypatch.setattr(StubPool, "made", made)
-    monkeypatch.setattr("dsaccum.verification.rank_pool.RankPool", StubPool)
+    monkeypatch.setattr("dsaccum.verification.ranks.pool.RankPool", StubPool)
     return made
 
 

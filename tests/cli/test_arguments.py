@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.verification.arguments import LOOPS, VerifyArguments
+from dsaccum.verification.cases.arguments import LOOPS, VerifyArguments
 
 CODE = """
 from math import *
@@ -29,7 +29,7 @@ def test_our_loops(loop: str) -> None:
 
 
 def test_our_loops_are_those_that_can_be_run() -> None:
-    from dsaccum.verification import loops
+    from dsaccum.verification.subject import loops
 
     assert set(LOOPS) == {loops.DSACCUM, loops.HF_LABELS, loops.OUTSIDE_LOSS}
 

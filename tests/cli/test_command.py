@@ -17,8 +17,8 @@ import pytest
 from dsaccum import __version__
 from dsaccum.cli import main
 from dsaccum.config.errors import ConfigError
-from dsaccum.verification.arguments import VerifyArguments
-from dsaccum.verification.record import VerifyRecord
+from dsaccum.verification.cases.arguments import VerifyArguments
+from dsaccum.verification.records.record import VerifyRecord
 from tests.cli.conftest import StubVerify
 from tests.report import records
 
@@ -193,7 +193,7 @@ def test_wrong_input_is_2(stub: StubVerify, capsys: pytest.CaptureFixture[str]) 
 def test_a_failed_rank_is_3_and_its_last_lines_are_there_if_wanted(
     stub: StubVerify, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dsaccum.verification.rank_pool import RankFailed
+    from dsaccum.verification.ranks.pool import RankFailed
 
     stub.result = RankFailed(1, "step 2", "rank 1 has ended in step 2", "out of\nmemory")
     assert run() == 3
@@ -248,7 +248,7 @@ def test_start_loads_nothing_heavy(words: list[str]) -> None:
     loaded = set(python(code).stdout.splitlines()[-1].split()[1:])
     # newer typers import pydantic themselves
     assert HEAVY & loaded <= {"pydantic"}
-    assert "dsaccum.verification.record" not in loaded
+    assert "dsaccum.verification.records.record" not in loaded
 
 
 def test_help_takes_less_than_a_second() -> None:

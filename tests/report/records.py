@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsaccum.verification.record import (
+from dsaccum.verification.records.record import (
     Cause,
     Claims,
     CommunicationRecord,

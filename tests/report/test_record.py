@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from dsaccum.verification.record import (
+from dsaccum.verification.records.parts import MOST_TENSORS
+from dsaccum.verification.records.record import (
     Cause,
     Claims,
     EffectiveBatchRecord,
@@ -26,7 +27,6 @@ from dsaccum.verification.record import (
     VerifyRecord,
     verdict_of,
 )
-from dsaccum.verification.record_parts import MOST_TENSORS
 from tests.report import records
 
 # Copied to the letter from the contract (section 5 of the design).

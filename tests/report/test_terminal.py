@@ -12,7 +12,7 @@ import pytest
 
 from dsaccum.report.figures import against, middle_left_out, plain, ranges, ratio, scientific, size
 from dsaccum.report.terminal import failure_text, print_report
-from dsaccum.verification.record import Cause, Claims, GradientRecord, StepRecord, UpdateRecord, VerifyRecord
+from dsaccum.verification.records.record import Cause, Claims, GradientRecord, StepRecord, UpdateRecord, VerifyRecord
 from tests.report import records
 
 FAILED_GRADIENT = Claims(**{**dict.fromkeys(Claims.model_fields, "pass"), "gradient": "fail"})

@@ -20,11 +20,11 @@ from dsaccum.engine.process import Ranks
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.instruments.replicas import parameter_checksums
 from dsaccum.loss import build_loss
-from dsaccum.verification.capture import WindowCapture, captured
-from dsaccum.verification.case import Case, OrderRule, Vocabulary, WindowChoice
-from dsaccum.verification.faults import fault_of
-from dsaccum.verification.loops import Subject, loop_of
-from dsaccum.verification.windows import case_stream
+from dsaccum.verification.cases.case import Case, OrderRule, Vocabulary, WindowChoice
+from dsaccum.verification.cases.windows import case_stream
+from dsaccum.verification.subject.capture import WindowCapture, captured
+from dsaccum.verification.subject.faults import fault_of
+from dsaccum.verification.subject.loops import Subject, loop_of
 from tests import cases
 from tests.cases import LENGTH, VOCABULARY, StillDog, random_samples, tiny_gpt
 

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from dsaccum.engine.process import Ranks
-from dsaccum.verification.case import Case
-from dsaccum.verification.communication import Traffic, judge_communication, measure_traffic
-from dsaccum.verification.loops import Subject
+from dsaccum.verification.cases.case import Case
+from dsaccum.verification.measures.communication import Traffic, judge_communication, measure_traffic
+from dsaccum.verification.subject.loops import Subject
 from tests.cases import Case as PlainCase
 from tests.cases import StillDog
 from tests.instruments.shared import measured_once

@@ -12,7 +12,7 @@ import math
 import pytest
 import torch
 
-from dsaccum.verification.factors import ROWS, Factors
+from dsaccum.verification.comparison.factors import ROWS, Factors
 from tests.verification.planted import gradients, norm, weighted_sum
 
 WEIGHTS = [0.25, -1.0, 3.0, 0.5]

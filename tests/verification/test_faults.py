@@ -18,9 +18,9 @@ import torch
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks
-from dsaccum.verification.case import Case
-from dsaccum.verification.faults import FAULTS, Fault, fault_of
-from dsaccum.verification.windows import case_stream
+from dsaccum.verification.cases.case import Case
+from dsaccum.verification.cases.windows import case_stream
+from dsaccum.verification.subject.faults import FAULTS, Fault, fault_of
 from tests.verification.planting import (
     Run,
     difference,

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from dsaccum.engine.process import Ranks
 from dsaccum.instruments.collectives import CollectiveRecorder
-from dsaccum.verification.case import Case
-from dsaccum.verification.faults import FAULTS
-from dsaccum.verification.loops import Subject
-from dsaccum.verification.windows import case_stream
+from dsaccum.verification.cases.case import Case
+from dsaccum.verification.cases.windows import case_stream
+from dsaccum.verification.subject.faults import FAULTS
+from dsaccum.verification.subject.loops import Subject
 from tests.instruments.shared import measured_once
 from tests.verification.planting import (
     Run,

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from dsaccum.engine.process import Ranks
 from dsaccum.instruments.memory import measure_memory
 from dsaccum.loss import build_loss
-from dsaccum.verification.case import Case
-from dsaccum.verification.faults import FAULTS
-from dsaccum.verification.faults.optimizer import RATIO
-from dsaccum.verification.loops import Subject
-from dsaccum.verification.windows import case_stream
+from dsaccum.verification.cases.case import Case
+from dsaccum.verification.cases.windows import case_stream
+from dsaccum.verification.subject.faults import FAULTS
+from dsaccum.verification.subject.faults.optimizer import RATIO
+from dsaccum.verification.subject.loops import Subject
 from tests.cases import PEAK_RATE, tiny_gpt
 from tests.verification.planting import Run, difference, due_weights, make_case, mean_gradients, norm, run
 

@@ -20,10 +20,10 @@ from dsaccum.config.schema import DeepSpeedSchema, Machine
 from dsaccum.data import load_data
 from dsaccum.engine.schema import installed_schema
 from dsaccum.model import build_model
-from dsaccum.verification import inputs
-from dsaccum.verification.arguments import VerifyArguments
-from dsaccum.verification.inputs import PreparedCase, read_case
-from dsaccum.verification.windows import case_stream
+from dsaccum.verification.cases import inputs
+from dsaccum.verification.cases.arguments import VerifyArguments
+from dsaccum.verification.cases.inputs import PreparedCase, read_case
+from dsaccum.verification.cases.windows import case_stream
 
 E, N, B = "train_batch_size", "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"
 REPOSITORY = Path(__file__).parents[2]

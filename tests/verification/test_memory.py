@@ -22,12 +22,12 @@ from dsaccum.engine.process import Ranks
 from dsaccum.engine.schema import installed_schema
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.loss import CausalLMLoss
-from dsaccum.verification.case import Case, OrderRule, Vocabulary, WindowChoice
-from dsaccum.verification.faults import fault_of
-from dsaccum.verification.loops import Subject, loop_of
-from dsaccum.verification.memory import MemoryPeak, judge_memory, measure_peak, memory_cases
-from dsaccum.verification.rank_tasks import measure_memory_of
-from dsaccum.verification.windows import case_stream
+from dsaccum.verification.cases.case import Case, OrderRule, Vocabulary, WindowChoice
+from dsaccum.verification.cases.windows import case_stream
+from dsaccum.verification.measures.memory import MemoryPeak, judge_memory, measure_peak, memory_cases
+from dsaccum.verification.subject.faults import fault_of
+from dsaccum.verification.subject.loops import Subject, loop_of
+from dsaccum.verification.subject.tasks import measure_memory_of
 from tests.cases import StillDog, tiny_gpt
 from tests.instruments.shared import measured_once
 from tests.verification.planting import make_case

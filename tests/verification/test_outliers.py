@@ -10,9 +10,9 @@ import math
 import pytest
 import torch
 
-from dsaccum.verification.factors import Factors
-from dsaccum.verification.least_squares import System
-from dsaccum.verification.weights import judge_tensors, recover_per_tensor, recover_robustly, recover_weights
+from dsaccum.verification.comparison.factors import Factors
+from dsaccum.verification.comparison.least_squares import System
+from dsaccum.verification.comparison.weights import judge_tensors, recover_per_tensor, recover_robustly, recover_weights
 from tests.verification.planted import SHAPES, gradients, weighted_sum
 from tests.verification.test_weights import WEIGHTS, error, with_change
 

@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.verification import rank_pool
-from dsaccum.verification.rank_pool import RankFailed, RankPool
+from dsaccum.verification.ranks import pool as rank_pool
+from dsaccum.verification.ranks.pool import RankFailed, RankPool
 from tests.verification.pool_tasks import (
     SHORT_S,
     count_aloud,
@@ -235,7 +235,7 @@ def test_nothing_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 SCRIPT = """
 import os, sys, threading
 sys.path.insert(0, {repository!r})
-from dsaccum.verification.rank_pool import RankPool
+from dsaccum.verification.ranks.pool import RankPool
 from tests.verification.pool_tasks import never_give_python_back, process_id, sleep, work_until
 assert __name__ == "__main__"
 print("once", flush=True)

@@ -16,9 +16,9 @@ from dsaccum.batch import EffectiveBatch
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.experiment import DataConfig, Experiment, ModelConfig
 from dsaccum.model import build_model
-from dsaccum.verification import shrink, smaller_config
-from dsaccum.verification.case import Vocabulary
-from dsaccum.verification.shrink import MOST_SECONDS, SECONDS_WANTED, Fitted, Work, fit_model
+from dsaccum.verification.cases import shrink, smaller_config
+from dsaccum.verification.cases.case import Vocabulary
+from dsaccum.verification.cases.shrink import MOST_SECONDS, SECONDS_WANTED, Fitted, Work, fit_model
 
 BYTES = Vocabulary(size=384, end_token=1, pad_token=0)
 WORK = Work(EffectiveBatch(world_size=2, accumulation_steps=4, micro_batch=4), steps=3)

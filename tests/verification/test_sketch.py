@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from dsaccum.reference import Reference
-from dsaccum.verification.factors import Factors
-from dsaccum.verification.sketch import CHUNK, GradientSketch, norms
-from dsaccum.verification.weights import recover_robustly
+from dsaccum.verification.comparison.factors import Factors
+from dsaccum.verification.comparison.sketch import CHUNK, GradientSketch, norms
+from dsaccum.verification.comparison.weights import recover_robustly
 from tests.cases import VOCABULARY, tiny_gpt
 from tests.verification.planted import weighted_sum
 

@@ -15,7 +15,7 @@ import torch
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.schema import Machine
-from dsaccum.verification.substitutions import substitute, verified_batch, with_small_buckets
+from dsaccum.verification.cases.substitutions import substitute, verified_batch, with_small_buckets
 
 E, N, B = "train_batch_size", "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"
 BARE_CPU = Machine(device="cpu", has_compiler=False, supports_fp16=False)

@@ -19,8 +19,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsaccum.verification.factors import Factors
-from dsaccum.verification.weights import (
+from dsaccum.verification.comparison.factors import Factors
+from dsaccum.verification.comparison.weights import (
     RecoveredWeights,
     judge_tensors,
     recover_per_tensor,

@@ -19,8 +19,8 @@ from dsaccum.batch import EffectiveBatch
 from dsaccum.config.experiment import Experiment, ModelConfig
 from dsaccum.data import FILLER, NOT_A_TARGET, Samples, WindowOrder, WindowStream
 from dsaccum.reference_samples import RawSamples
-from dsaccum.verification.case import Case, OrderRule, Vocabulary, WindowChoice
-from dsaccum.verification.windows import (
+from dsaccum.verification.cases.case import Case, OrderRule, Vocabulary, WindowChoice
+from dsaccum.verification.cases.windows import (
     case_stream,
     cut_samples,
     ids_in_use,

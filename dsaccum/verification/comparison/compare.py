@@ -1,0 +1,147 @@
+"""A case's windows, one after another: the truth of each, and how far what the ranks did is from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from dsaccum.reference import SummedLoss
+from dsaccum.reference_optimizers import NotRebuilt, rebuild_optimizer
+from dsaccum.reference_schedules import rebuild_schedule
+from dsaccum.verification.cases.case import Case
+from dsaccum.verification.comparison.evidence import (
+    CaseEvidence,
+    Counts,
+    Rules,
+    StepEvidence,
+    gather_step,
+    start_differing,
+)
+from dsaccum.verification.comparison.sample_check import check_samples
+from dsaccum.verification.comparison.trajectory import PERTURBED_RUNS, compare_trajectory
+from dsaccum.verification.comparison.truth import ReferenceSide
+from dsaccum.verification.progress import Progress
+from dsaccum.verification.records.parts import TrajectoryRecord
+from dsaccum.verification.subject.capture import Start, WindowCapture
+from dsaccum.verification.subject.tasks import Ran
+
+TRAJECTORY_LIMIT = 4e10
+"""Parameters times tokens of all its runs: about 3 s on two cores."""
+
+
+def compare(
+    case: Case,
+    model: nn.Module,
+    loss: SummedLoss | None,
+    starts: list[Start],
+    captures: list[list[WindowCapture]],
+    ran: Ran,
+    progress: Progress,
+) -> CaseEvidence:
+    """Judge every window against its truth.
+
+    Args:
+        case: what is verified.
+        model: of the case, plain.
+        loss: the user's own; None for next-token cross entropy.
+        starts: by rank.
+        captures: by window and rank.
+        ran: what rank 0 said in the end.
+        progress: told of each window.
+    """
+    side = ReferenceSide(case, model, loss)
+    rules = _rules(case)
+    values: Mapping[str, Tensor] = {**model.state_dict(), **starts[0].buffers}
+    values_before: list[Mapping[str, Tensor]] = []
+    before = [start.checksums for start in starts]
+    updates = 0
+    steps: list[StepEvidence] = []
+    for index, window in enumerate(captures):
+        progress.detail(f"window {index + 1} of {len(captures)}")
+        values = _values_before(window[0], starts[0]) or values
+        values_before.append(values)
+        choice = case.windows[index]
+        due = side.micro_batches(choice)
+        others = [replace(other, probe=choice.probe) for other in case.windows if other.index != choice.index]
+        steps.append(
+            gather_step(
+                case,
+                rules,
+                side.window(choice, values),
+                side.sketch,
+                window,
+                comparable=[each == before[0] for each in before],
+                counts=_counts(due, side.targets),
+                updates_before=updates,
+                loss=ran.losses[index],
+                sample_faults=check_samples(window, due, [side.micro_batches(other) for other in others]),
+            )
+        )
+        updates += sum(step.applied for step in window[0].steps)
+        before = [capture.checksums for capture in window]
+    progress.detail("additivity and trajectory")
+    errors = side.additivity(case.windows[0], values_before[0])
+    worst = max(errors, key=errors.__getitem__, default="")
+    return CaseEvidence(
+        case=case,
+        steps=steps,
+        start_differing=start_differing(starts),
+        additivity=(errors.get(worst, 0.0), worst),
+        optimizer=rules.optimizer,
+        schedule=rules.schedule,
+        mixed_truth=side.float32_inside(case.windows[0], values_before[0]),
+        replicas_compared=len(starts[0].checksums),
+        draws=ran.draws,
+        trajectory=_trajectory(case, side, rules, starts[0], [window[0] for window in captures]),
+    )
+
+
+def _rules(case: Case) -> Rules:
+    optimizer = rebuild_optimizer(case.config.get("optimizer"))
+    if isinstance(optimizer, NotRebuilt):
+        return Rules(optimizer, optimizer)
+    return Rules(optimizer, rebuild_schedule(case.config.get("scheduler"), optimizer))
+
+
+def _values_before(capture: WindowCapture, start: Start) -> Mapping[str, Tensor] | None:
+    """Parameters and buffers as the window's first forward used them; None where no optimizer step shows them."""
+    if not capture.steps or capture.steps[0].before is None:
+        return None
+    return {**start.buffers, **capture.steps[0].before.parameters}
+
+
+def _counts(due: list[list[dict[str, Tensor]]], targets: Callable[[dict[str, Tensor]], int]) -> Counts:
+    """What people divide by."""
+
+    def of(count: Callable[[dict[str, Tensor]], int | Tensor]) -> list[list[int]]:
+        return [[int(count(batch)) for batch in step] for step in due]
+
+    return Counts(
+        targets=of(targets),
+        labels=of(lambda batch: (batch["labels"] != -100).sum()),
+        positions=of(lambda batch: batch["labels"].numel()),
+    )
+
+
+def _trajectory(
+    case: Case, side: ReferenceSide, rules: Rules, start: Start, captures: list[WindowCapture]
+) -> TrajectoryRecord:
+    """Left out where the reference's own runs would take long, or where a window was not one applied step."""
+    steps = [step for capture in captures for step in capture.steps[:1]]
+    whole = len(steps) == len(captures) and all(step.applied and step.before and step.after for step in steps)
+    tokens = case.batch.total * case.experiment.data.sequence_length * len(case.windows)
+    short = side.num_parameters * tokens * (PERTURBED_RUNS + 1) <= TRAJECTORY_LIMIT
+    if not (whole and short) or isinstance(rules.optimizer, NotRebuilt) or isinstance(rules.schedule, NotRebuilt):
+        return TrajectoryRecord()
+    assert steps[0].before is not None
+    return compare_trajectory(
+        case,
+        side,
+        rules.optimizer,
+        rules.schedule,
+        start=steps[0].before.masters,
+        frozen={**start.buffers, **steps[0].before.parameters},
+        run=[step.after.masters for step in steps if step.after is not None],
+    )

@@ -1,0 +1,266 @@
+"""What a verification found, gathered for judgement: one object for each step, and one for the case."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dsaccum.reference_optimizers import NotRebuilt, Optimizer, StepSettings
+from dsaccum.reference_schedules import Schedule
+from dsaccum.verification.cases.case import Case, WindowChoice
+from dsaccum.verification.comparison.gradient_check import FP32, GradientCheck, check_gradient, unit_roundoff
+from dsaccum.verification.comparison.sample_check import SampleFault
+from dsaccum.verification.comparison.sketch import GradientSketch
+from dsaccum.verification.comparison.truth import WindowTruth
+from dsaccum.verification.comparison.update_check import (
+    Hypothesis,
+    SawCheck,
+    UpdateCheck,
+    check_optimizer_saw,
+    check_update,
+    due_coefficient,
+    frozen_changes,
+    rates_used,
+)
+from dsaccum.verification.records.parts import TrajectoryRecord
+from dsaccum.verification.subject.capture import OptimizerStep, Start, WindowCapture
+
+SCHEDULE_TOLERANCE = 1e-9
+"""Relative: both sides compute rates in float64 from the same numbers."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What people divide by, of each micro-batch [N][W]: targets, labels before the shift, positions of the batch."""
+
+    targets: list[list[int]]
+    labels: list[list[int]]
+    positions: list[list[int]]
+
+
+@dataclass(frozen=True)
+class StepEvidence:
+    """One window.
+
+    Attributes:
+        step: from 1.
+        choice: which window.
+        truth: what it had to give.
+        counts: of its micro-batches.
+        boundaries: micro-steps after which the optimizer stepped; [N] if all is well.
+        applied: False where DeepSpeed discarded the window; None where the optimizer didn't step.
+        gradients: of the window's last optimizer step, by rank; empty where it didn't step. None for a rank whose
+            parameters were other than rank 0's before the window: this truth isn't its.
+        vectors: the same gradients as sketches, by rank.
+        saw: what reached the optimizer; None where it can't be told.
+        update: the change of the parameters; None where the update rule isn't rebuilt or nothing stepped.
+        update_number: which update of the run this was, from 1.
+        settings: what the schedule is due to set; None where it isn't rebuilt.
+        rates: learning rates that were used.
+        optimizer_step: as captured on rank 0.
+        loss: as the loop logged it.
+        loss_bound: how far it may be from the truth.
+        sample_faults: micro-batches that were not those that are due.
+        not_finite: (rank, micro-step) whose gradient was not finite.
+        replicas_differing: parameters whose copies differ between ranks after the window.
+        frozen_changed: parameters that are not trained and changed.
+    """
+
+    step: int
+    choice: WindowChoice
+    truth: WindowTruth
+    counts: Counts
+    boundaries: list[int]
+    applied: bool | None
+    gradients: list[GradientCheck | None]
+    vectors: list[dict[str, Tensor]]
+    saw: SawCheck | None
+    update: UpdateCheck | None
+    update_number: int
+    settings: StepSettings | None
+    rates: set[float]
+    optimizer_step: OptimizerStep | None
+    loss: float | None
+    loss_bound: float
+    sample_faults: list[SampleFault]
+    not_finite: list[tuple[int, int]]
+    replicas_differing: list[str]
+    frozen_changed: list[str]
+
+    @property
+    def stepped_once_at_the_end(self) -> bool:
+        """The boundary is where it belongs."""
+        return self.boundaries == [len(self.truth.due)]
+
+    @property
+    def gradient_right(self) -> bool:
+        """On every rank."""
+        return self.stepped_once_at_the_end and bool(self.gradients) and all(each.passed for each in self.judged)
+
+    @property
+    def judged(self) -> list[GradientCheck]:
+        """The ranks whose gradients can be compared with this truth."""
+        return [each for each in self.gradients if each is not None]
+
+    @property
+    def loss_right(self) -> bool:
+        """The logged loss is the token mean of the window."""
+        return self.loss is not None and abs(self.loss - self.truth.loss) <= self.loss_bound
+
+    @property
+    def schedule_right(self) -> bool:
+        """Every group used the rate that is due."""
+        assert self.settings is not None
+        due = self.settings.learning_rate
+        return all(math.isclose(rate, due, rel_tol=SCHEDULE_TOLERANCE, abs_tol=1e-30) for rate in self.rates)
+
+
+@dataclass(frozen=True)
+class CaseEvidence:
+    """All steps and what was measured beside them.
+
+    Attributes:
+        case: what was asked for.
+        steps: in order.
+        start_differing: parameters whose copies differ between ranks before the first window.
+        additivity: the largest float64 error of the big batch against its micro-batches, with its parameter.
+        optimizer: rebuilt, or why not.
+        schedule: likewise.
+        mixed_truth: the float64 forward computed something in float32.
+        draws: relative difference of the loss of one micro-batch computed twice: not 0 where something is drawn.
+        replicas_compared: parameters of which each rank has a copy; 0 at ZeRO 3 but for small ones.
+        findings: of communication and memory, by fault identifier.
+        trajectory: a further sight.
+    """
+
+    case: Case
+    steps: list[StepEvidence]
+    start_differing: list[str]
+    additivity: tuple[float, str]
+    optimizer: Optimizer | NotRebuilt
+    schedule: Schedule | NotRebuilt
+    mixed_truth: bool
+    replicas_compared: int
+    draws: float
+    findings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trajectory: TrajectoryRecord = field(default_factory=TrajectoryRecord)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The reference's optimizer and schedule."""
+
+    optimizer: Optimizer | NotRebuilt
+    schedule: Schedule | NotRebuilt
+
+    def settings(self, update: int) -> StepSettings | None:
+        """What update number ``update`` is due to use; None where it isn't known."""
+        if isinstance(self.schedule, NotRebuilt) or isinstance(self.optimizer, NotRebuilt):
+            return None
+        return self.schedule(update)
+
+
+def gather_step(
+    case: Case,
+    rules: Rules,
+    truth: WindowTruth,
+    sketch: GradientSketch,
+    captures: list[WindowCapture],
+    *,
+    comparable: list[bool],
+    counts: Counts,
+    updates_before: int,
+    loss: float | None,
+    sample_faults: list[SampleFault],
+) -> StepEvidence:
+    """Judge one window's captures against its truth.
+
+    Args:
+        case: what is verified.
+        rules: the reference's optimizer and schedule.
+        truth: of the window.
+        sketch: of its columns.
+        captures: of this window, by rank.
+        comparable: whether a rank had rank 0's parameters before the window.
+        counts: of its micro-batches.
+        updates_before: updates that were applied before this window.
+        loss: as logged.
+        sample_faults: found in what the ranks were fed.
+    """
+    first = captures[0]
+    last = first.steps[-1] if first.steps else None
+    gradients: list[GradientCheck | None] = []
+    vectors = []
+    for capture, same in zip(captures, comparable, strict=True):
+        if capture.steps:
+            step = capture.steps[-1]
+            vectors.append(sketch(step.gradients))
+            check = check_gradient(case, truth, sketch, step.gradients, loss_scale=step.loss_scale) if same else None
+            gradients.append(check)
+    applied_inside = sum(step.applied for step in first.steps[:-1])
+    number = updates_before + applied_inside + 1
+    settings = rules.settings(number)
+    moved = last is not None and last.applied
+    saw = check_optimizer_saw(last, case.gradient_clipping) if last is not None and moved else None
+    update = None
+    if last is not None and moved and settings is not None and isinstance(rules.optimizer, Optimizer):
+        update = check_update(last, rules.optimizer, due_hypothesis(saw, settings, number, last, truth, case))
+    return StepEvidence(
+        step=first.step,
+        choice=case.windows[first.step - 1],
+        truth=truth,
+        counts=counts,
+        boundaries=[step.micro_step for step in first.steps],
+        applied=last.applied if last is not None else None,
+        gradients=gradients,
+        vectors=vectors,
+        saw=saw,
+        update=update,
+        update_number=number,
+        settings=settings,
+        rates=rates_used(last) if last is not None else set(),
+        optimizer_step=last,
+        loss=loss,
+        loss_bound=_loss_bound(case, truth),
+        sample_faults=sample_faults,
+        not_finite=[
+            (rank, micro_step)
+            for rank, capture in enumerate(captures)
+            for micro_step, finite in enumerate(capture.finite, start=1)
+            if not finite
+        ],
+        replicas_differing=differing([capture.checksums for capture in captures]),
+        frozen_changed=frozen_changes(last) if last is not None else [],
+    )
+
+
+def due_hypothesis(
+    saw: SawCheck | None, settings: StepSettings, number: int, step: OptimizerStep, truth: WindowTruth, case: Case
+) -> Hypothesis:
+    """The update as it is due, given the gradient that DeepSpeed had.
+
+    Where clipping is wrong, the update is judged with the gradient that came out of it: it has a claim of its own.
+    """
+    coefficient = saw.coefficient if saw is not None else due_coefficient(step, case.gradient_clipping)
+    if saw is not None and not saw.passed and saw.ratio is not None:
+        coefficient *= saw.ratio
+    return Hypothesis(settings, number - 1, coefficient, frozenset(step.gradients.keys() - truth.gradient.keys()))
+
+
+def differing(checksums: list[dict[str, int]]) -> list[str]:
+    """Parameters whose checksums are not the same on all ranks."""
+    return [name for name in checksums[0] if len({each.get(name) for each in checksums}) > 1]
+
+
+def start_differing(starts: list[Start]) -> list[str]:
+    """The same before the first window."""
+    return differing([start.checksums for start in starts])
+
+
+def _loss_bound(case: Case, truth: WindowTruth) -> float:
+    """4 times what the big batch in the config's precision is off by, and 4 u of the loss; 8 u of float32 for sums."""
+    roundoff = max(unit_roundoff(case.precision), 2 * FP32)
+    return 4 * abs(truth.big_batch_loss - truth.loss) + 4 * roundoff * abs(truth.loss)

@@ -1,0 +1,95 @@
+"""All steps in one go, without taking anything over from the run: a further sight, on which no verdict rests.
+
+A correct run drifts away from any other by rounding alone, and Adam enlarges that in single elements (0.07 of the rate
+in one step). So whole vectors are compared, and the bound is what rounding does to the reference itself: three more
+runs of it whose parameters start one unit in the last place away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from dsaccum.reference_optimizers import Optimizer, ParameterState, clipped
+from dsaccum.reference_schedules import Schedule
+from dsaccum.verification.cases.case import Case
+from dsaccum.verification.comparison.truth import ReferenceSide
+from dsaccum.verification.records.parts import TrajectoryRecord
+
+PERTURBED_RUNS = 3
+SAFETY = 3.0
+"""Over the largest of three draws from the same scatter."""
+Values = Mapping[str, Tensor]
+
+
+def compare_trajectory(
+    case: Case,
+    side: ReferenceSide,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    *,
+    start: Values,
+    frozen: Values,
+    run: Sequence[Values],
+) -> TrajectoryRecord:
+    """Relative L2 distance of the run's parameters to the reference's own, after each step.
+
+    Args:
+        case: what is verified.
+        side: computes gradients in the config's precision.
+        optimizer: rebuilt.
+        schedule: rebuilt.
+        start: what the optimizer steps, before the first window.
+        frozen: buffers, and parameters that are not trained, as the forward used them.
+        run: the same after each window of the run under test.
+    """
+
+    def steps_from(values: Values) -> list[dict[str, Tensor]]:
+        return _reference_run(case, side, optimizer, schedule, values, frozen)
+
+    reference = steps_from(start)
+    distances = [_distance(own, other) for own, other in zip(run, reference, strict=True)]
+    spread = 0.0
+    for seed in range(PERTURBED_RUNS):
+        others = steps_from(_one_ulp_away(start, seed))
+        spread = max([spread, *(_distance(one, other) for one, other in zip(others, reference, strict=True))])
+    return TrajectoryRecord(max=max(distances), mean_drift=fmean(distances), bound=SAFETY * spread)
+
+
+def _reference_run(
+    case: Case, side: ReferenceSide, optimizer: Optimizer, schedule: Schedule, start: Values, frozen: Values
+) -> list[dict[str, Tensor]]:
+    """What the optimizer steps, after each window."""
+    masters: dict[str, Tensor] = {name: value.float() for name, value in start.items()}
+    state: Mapping[str, ParameterState] = {}
+    after = []
+    for update, choice in enumerate(case.windows, start=1):
+        gradient = side.yardstick_gradient(choice, {**frozen, **masters})
+        asked = {name: tensor.float() for name, tensor in gradient.items()}
+        masters, new_state = optimizer.step(
+            masters, clipped(asked, case.gradient_clipping), state, schedule(update), updates_before=update - 1
+        )
+        state = new_state
+        after.append(masters)
+    return after
+
+
+def _one_ulp_away(values: Values, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    moved = {}
+    for name, value in values.items():
+        up = torch.randint(2, value.shape, generator=generator, dtype=torch.bool)
+        target = torch.where(up, math.inf, -math.inf).to(value.dtype)
+        moved[name] = torch.nextafter(value, target)
+    return moved
+
+
+def _distance(first: Values, second: Values) -> float:
+    """||first - second|| / ||second|| over all parameters."""
+    difference = math.hypot(*(float((first[name].double() - second[name].double()).norm()) for name in second))
+    size = math.hypot(*(float(value.double().norm()) for value in second.values()))
+    return difference / size if size else 0.0

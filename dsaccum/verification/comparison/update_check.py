@@ -1,0 +1,211 @@
+"""One optimizer step against the reference optimizer, given the gradient that DeepSpeed had.
+
+Parameters, states and count are taken over from the run before each step, so that an error shows at the step where it
+happens. With u the unit roundoff of what the optimizer steps (2^-24 for fp32 masters), for each tensor:
+
+    error_t     ||D_t - due_t|| / ||due_t||, D the change of the parameter
+    bound_t     3 y_t + 2 u ||p_t|| / ||due_t|| + 16 u
+                y_t: the same rule in the masters' own precision against float64; the second term is the rounding of the
+                parameter itself, one ulp of it at the most
+    saw         what reached the optimizer against clipping done anew; bounded by what its recovery may round, 8 u for
+                products, and where clipping acts u sqrt(P) for the norm: P squares added up in float32
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsaccum.reference_optimizers import Optimizer, StepSettings, clip_coefficient, global_norm
+from dsaccum.verification.subject.capture import OptimizerStep
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """How an update may have come about; by default, as it is due.
+
+    Attributes:
+        settings: learning rate and betas.
+        updates_before: Adam's count before the step.
+        coefficient: what clipping multiplied the gradient by.
+        absent: parameters without gradient in truth, which stay as they are; DeepSpeed has zeros for them at ZeRO 0.
+    """
+
+    settings: StepSettings
+    updates_before: int
+    coefficient: float
+    absent: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class UpdateError:
+    """One tensor's change: relative error, bound, and ratio to what is due (None where nothing is due)."""
+
+    name: str
+    error: float
+    bound: float
+    ratio: float | None
+
+    @property
+    def off(self) -> bool:
+        """Outside its bound; so is what isn't a number."""
+        return not self.error <= self.bound
+
+
+@dataclass(frozen=True)
+class UpdateCheck:
+    """The change of every parameter under one hypothesis; ``moved`` is False where no change is due (rate 0)."""
+
+    tensors: list[UpdateError]
+    ratio: float | None
+    moved: bool
+
+    @property
+    def worst(self) -> UpdateError | None:
+        """The tensor that decides."""
+        return max(self.tensors, key=lambda t: _excess(t.error, t.bound), default=None)
+
+    @property
+    def off(self) -> list[UpdateError]:
+        """Tensors outside their bounds, the furthest first."""
+        return sorted((t for t in self.tensors if t.off), key=lambda t: -_excess(t.error, t.bound))
+
+    @property
+    def passed(self) -> bool:
+        """Every tensor changed as it should."""
+        return not self.off
+
+
+@dataclass(frozen=True)
+class SawCheck:
+    """The gradient that reached the optimizer: error and bound relative to the clipped gradient, and the ratio."""
+
+    error: float
+    bound: float
+    ratio: float | None
+    coefficient: float
+    """What clipping was due to multiply by."""
+
+    @property
+    def passed(self) -> bool:
+        """Within its bound."""
+        return self.error <= self.bound
+
+
+def check_optimizer_saw(step: OptimizerStep, limit: float) -> SawCheck | None:
+    """Compare what reached the optimizer with the reduced gradient, unscaled and clipped anew.
+
+    Returns:
+        None where the optimizer leaves no trace of it, or the step was not applied.
+    """
+    if not step.saw:
+        return None
+    gradient = unscaled(step)
+    coefficient = due_coefficient(step, limit)
+    difference, size, product, square, rounding = 0.0, 0.0, 0.0, 0.0, 0.0
+    for name, seen in step.saw.items():
+        due = gradient[name] * coefficient if name in gradient else torch.zeros_like(seen.values)
+        difference = math.hypot(difference, float((seen.values - due).norm()))
+        size = math.hypot(size, float(due.norm()))
+        rounding = math.hypot(rounding, seen.rounding)
+        product += float((seen.values * due).sum())
+        square += float((due * due).sum())
+    roundoff = torch.finfo(torch.float32).eps / 2
+    if not size:
+        return SawCheck(0.0 if difference == 0 else math.inf, 0.0, None, coefficient)
+    elements = sum(tensor.numel() for tensor in gradient.values())
+    norm_rounding = roundoff * math.sqrt(elements) if coefficient < 1 else 0.0
+    bound = rounding / size + 8 * roundoff + norm_rounding
+    return SawCheck(difference / size, bound, product / square, coefficient)
+
+
+def check_update(step: OptimizerStep, optimizer: Optimizer, hypothesis: Hypothesis) -> UpdateCheck:
+    """Compare the parameters' change with that of the reference optimizer.
+
+    Args:
+        step: with what was before and after it.
+        optimizer: rebuilt from the config.
+        hypothesis: what to assume.
+    """
+    assert step.before is not None
+    assert step.after is not None
+    gradient = {
+        name: tensor * hypothesis.coefficient
+        for name, tensor in unscaled(step).items()
+        if name not in hypothesis.absent
+    }
+    due = _changes(step, optimizer, gradient, hypothesis, torch.float64)
+    own_precision = next(iter(step.before.masters.values())).dtype
+    rounded = _changes(step, optimizer, gradient, hypothesis, own_precision)
+    roundoff = torch.finfo(own_precision).eps / 2
+    errors, product, square = [], 0.0, 0.0
+    for name, before in step.before.masters.items():
+        change = step.after.masters[name].double() - before.double()
+        wanted = due[name]
+        size = float(wanted.norm())
+        distance = float((change - wanted).norm())
+        product += float((change * wanted).sum())
+        square += float((wanted * wanted).sum())
+        if not size:
+            errors.append(UpdateError(name, 0.0 if distance == 0 else math.inf, 0.0, None))
+            continue
+        yardstick = float((rounded[name] - wanted).norm()) / size
+        ulp = roundoff * float(before.double().norm()) / size
+        ratio = float((change * wanted).sum()) / float((wanted * wanted).sum())
+        errors.append(UpdateError(name, distance / size, 3 * yardstick + 2 * ulp + 16 * roundoff, ratio))
+    return UpdateCheck(errors, product / square if square else None, moved=square > 0)
+
+
+def unscaled(step: OptimizerStep) -> Tensors:
+    """The reduced gradient before clipping, float64."""
+    return {name: tensor.double() / step.loss_scale for name, tensor in step.gradients.items() if tensor is not None}
+
+
+def due_coefficient(step: OptimizerStep, limit: float) -> float:
+    """What clipping is due to multiply the reduced gradient by."""
+    return clip_coefficient(global_norm(unscaled(step)), limit)
+
+
+def rates_used(step: OptimizerStep) -> set[float]:
+    """Learning rates of the parameter groups in this step."""
+    assert step.before is not None
+    return {float(options["lr"]) for options in step.before.options.values()}
+
+
+def frozen_changes(step: OptimizerStep) -> list[str]:
+    """Parameters that are not trained and changed all the same."""
+    assert step.before is not None
+    assert step.after is not None
+    trained = step.before.masters.keys()
+    return [
+        name
+        for name, before in step.before.parameters.items()
+        if name not in trained and not torch.equal(before, step.after.parameters[name])
+    ]
+
+
+def _changes(
+    step: OptimizerStep, rule: Optimizer, gradient: Mapping[str, Tensor], hypothesis: Hypothesis, dtype: torch.dtype
+) -> Tensors:
+    assert step.before is not None
+    parameters = {name: tensor.to(dtype) for name, tensor in step.before.masters.items()}
+    after, _ = rule.step(
+        parameters,
+        {name: tensor for name, tensor in gradient.items() if name in parameters},
+        step.before.states,
+        hypothesis.settings,
+        updates_before=hypothesis.updates_before,
+    )
+    return {name: after[name].double() - parameters[name].double() for name in parameters}
+
+
+def _excess(error: float, bound: float) -> float:
+    if not math.isfinite(error):
+        return math.inf
+    return error / bound if bound else (math.inf if error else 0.0)

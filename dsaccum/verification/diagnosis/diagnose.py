@@ -1,0 +1,152 @@
+"""From evidence to named causes. Nothing here knows what was injected.
+
+A cause that explains others stands alone: where the optimizer stepped at the wrong micro-step, the window's weights and
+updates are wrong for that reason, and are not explained a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dsaccum.verification.comparison.evidence import CaseEvidence
+from dsaccum.verification.diagnosis.causes import ADVICE
+from dsaccum.verification.diagnosis.gradient import Named, gradient_causes
+from dsaccum.verification.diagnosis.update import clipping_causes, schedule_causes, update_causes
+from dsaccum.verification.records.record import Cause
+
+ADDITIVE = 1e-9
+"""A sum over samples reaches about 1e-12 in float64; anything that couples samples is orders of magnitude above."""
+
+
+def diagnose(evidence: CaseEvidence, failed: Iterable[str]) -> list[Cause]:
+    """Causes of what failed; ``unknown-difference`` where something failed that none explains.
+
+    Args:
+        evidence: of all steps.
+        failed: claims that failed.
+    """
+    open_claims = set(failed)
+    if not open_claims:
+        return []
+    if evidence.additivity[0] > ADDITIVE * _additivity_scale(evidence):
+        shown = {"float64_error": evidence.additivity[0], "worst_parameter": evidence.additivity[1]}
+        return [_cause(Named(("loss-not-additive",), shown))]
+    found: list[Named] = []
+    for claims, look in _LOOKS:
+        if open_claims & claims:
+            named = look(evidence)
+            found += named
+            if named:
+                open_claims -= claims
+            for each in named:
+                open_claims -= _ALSO_EXPLAINS.get(each.candidates[0], frozenset())
+    if open_claims:
+        found.append(Named(("unknown-difference",), {"failed": sorted(open_claims)}))
+    return [_cause(each, identifier) for each in found for identifier in each.candidates]
+
+
+def _additivity_scale(evidence: CaseEvidence) -> float:
+    """Float32 inside the float64 forward costs additivity too: its rounding depends on the shape."""
+    return 1e3 if evidence.mixed_truth else 1.0
+
+
+def _cause(named: Named, identifier: str | None = None) -> Cause:
+    identifier = identifier or named.candidates[0]
+    advice = ADVICE[identifier]
+    return Cause(
+        id=identifier,
+        confidence="certain" if len(named.candidates) == 1 else "ambiguous",
+        summary=advice.summary + (f" ({named.detail})" if named.detail else ""),
+        evidence=named.evidence,
+        fix=advice.fix,
+    )
+
+
+def _not_finite(evidence: CaseEvidence) -> list[Named]:
+    for step in evidence.steps:
+        if step.not_finite:
+            rank, micro_step = step.not_finite[0]
+            where = {"step": step.step, "rank": rank, "micro_step": micro_step, "applied": step.applied}
+            return [Named(("non-finite-gradient",), where, f"rank {rank}, step {step.step}, micro-step {micro_step}")]
+    return []
+
+
+_SAMPLE_FAULTS = {
+    "another rank's": "ranks-share-data",
+    "another window's": "samples-misplaced",
+    "another place's": "samples-misplaced",
+    "unknown": "samples-misplaced",
+    "misaligned": "fields-misaligned",
+    "forward": "samples-misplaced",
+}
+
+
+def _samples(evidence: CaseEvidence) -> list[Named]:
+    named: dict[str, Named] = {}
+    for step in evidence.steps:
+        for fault in step.sample_faults:
+            identifier = _SAMPLE_FAULTS[fault.kind]
+            where = {
+                "step": step.step,
+                "rank": fault.rank,
+                "micro_step": fault.micro_step,
+                "field": fault.field,
+                "rows": fault.kind,
+            }
+            place = f"first at step {step.step}, rank {fault.rank}, micro-step {fault.micro_step}: {fault.field}"
+            named.setdefault(identifier, Named((identifier,), where, place))
+    return list(named.values())
+
+
+def _boundaries(evidence: CaseEvidence) -> list[Named]:
+    for step in evidence.steps:
+        if not step.stepped_once_at_the_end:
+            inside = len(step.boundaries) > 1
+            identifier = "step-inside-window" if inside else "boundary-shifted"
+            shown = {"step": step.step, "optimizer_stepped_after_micro_steps": step.boundaries}
+            after = ", ".join(map(str, step.boundaries)) or "none"
+            return [Named((identifier,), shown, f"step {step.step}: after micro-step {after} of {len(step.truth.due)}")]
+    return []
+
+
+def _replicas(evidence: CaseEvidence) -> list[Named]:
+    if evidence.start_differing:
+        return [Named(("ranks-start-apart",), {"parameters": evidence.start_differing[:20]})]
+    for step in evidence.steps:
+        if step.replicas_differing:
+            shown = {"step": step.step, "parameters": step.replicas_differing[:20]}
+            return [Named(("ranks-drift-apart",), shown, f"after step {step.step}: {step.replicas_differing[0]}")]
+    return []
+
+
+def _apart_before(evidence: CaseEvidence) -> list[Named]:
+    """Ranks that were apart before the first wrong gradient: their gradients belong to other parameters."""
+    wrong = next((step.step for step in evidence.steps if not step.gradient_right), None)
+    apart = 0 if evidence.start_differing else next((s.step for s in evidence.steps if s.replicas_differing), None)
+    return _replicas(evidence) if wrong is not None and apart is not None and apart < wrong else []
+
+
+def _measured(*identifiers: str) -> Callable[[CaseEvidence], list[Named]]:
+    def look(evidence: CaseEvidence) -> list[Named]:
+        return [Named((each,), dict(evidence.findings[each])) for each in identifiers if each in evidence.findings]
+
+    return look
+
+
+# Norms are taken over all ranks, and what is not reduced is not communicated.
+_ALSO_EXPLAINS = {"ranks-not-reduced": frozenset({"replicas", "clipping", "communication"})}
+# What explains which failed claims, in this order: a cause found closes the claims that follow from it.
+_EVERYTHING = frozenset({"gradient", "clipping", "update", "loss", "schedule", "samples", "replicas", "communication"})
+_LOOKS: list[tuple[frozenset[str], Callable[[CaseEvidence], list[Named]]]] = [
+    (_EVERYTHING, _not_finite),
+    (_EVERYTHING - {"communication"}, _samples),
+    (_EVERYTHING | {"memory"}, _boundaries),
+    (frozenset({"replicas", "gradient", "loss", "clipping"}), _apart_before),
+    (frozenset({"gradient", "loss"}), gradient_causes),
+    (frozenset({"clipping"}), clipping_causes),
+    (frozenset({"schedule", "update"}), schedule_causes),
+    (frozenset({"update"}), update_causes),
+    (frozenset({"replicas"}), _replicas),
+    (frozenset({"communication"}), _measured("reduced-every-micro-step")),
+    (frozenset({"memory"}), _measured("activations-kept")),
+]

@@ -1,0 +1,141 @@
+"""Causes of a wrong gradient, from the weights of the micro-batches and from what no weighting explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
+from dsaccum.verification.comparison.factors import Factors
+from dsaccum.verification.comparison.gradient_check import GradientCheck
+from dsaccum.verification.comparison.weights import recover_robustly
+from dsaccum.verification.diagnosis.signatures import (
+    Matrix,
+    clipped_before_reduction,
+    clipped_every_micro_step,
+    dropped,
+    signatures,
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """One thing that is wrong: the candidates that explain it (one, if it is certain) and what speaks for them."""
+
+    candidates: tuple[str, ...]
+    evidence: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""
+
+
+Explanation = frozenset[str]
+"""Faults that together make a window's weights what they are."""
+
+
+def gradient_causes(evidence: CaseEvidence) -> list[Named]:
+    """What explains the wrong gradients of all steps; empty where nothing does."""
+    wrong = [step for step in evidence.steps if not step.gradient_right and step.gradients]
+    if not wrong:
+        return []
+    named = []
+    weighed = [step for step in wrong if not all(each.weights_right for each in step.judged)]
+    if weighed:
+        if not all(each.explained for step in weighed for each in step.judged):
+            named += _stale(evidence, weighed)
+        named = named or _by_weights(evidence, weighed)
+    elif not all(each.explained for step in wrong for each in step.judged):
+        named += _stale(evidence, wrong)
+    named += _single_tensors(wrong)
+    if not named and evidence.draws:
+        return [Named(("randomness-active",), {"forward_twice_differs_by": evidence.draws})]
+    return named
+
+
+def _by_weights(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
+    """The explanations that fit every step; of those, the ones with the fewest faults."""
+    common: set[Explanation] | None = None
+    for step in steps:
+        fitting = _explanations(evidence, step)
+        common = fitting if common is None else common & fitting
+    if not common:
+        return []
+    fewest = min(map(len, common))
+    chosen = sorted((each for each in common if len(each) == fewest), key=sorted)
+    shown = _weights_shown(steps[0])
+    if fewest > 1 and len(chosen) == 1:  # several faults at once, and no other reading
+        return [Named((fault,), shown) for fault in sorted(chosen[0])]
+    return [Named(tuple(sorted({fault for each in chosen for fault in each})), shown)]
+
+
+def _explanations(evidence: CaseEvidence, step: StepEvidence) -> set[Explanation]:
+    """All that predict what every rank got."""
+    per_rank = []
+    for rank, check in enumerate(step.gradients):
+        if check is None:
+            continue
+        fitting = {frozenset(each.faults) for each in signatures(step.counts, rank) if _fits(check, step, each.weights)}
+        due = step.truth.due_in_order
+        if dropped(check.recovered.weights, due, check.tolerance):
+            fitting.add(frozenset({"micro-batch-dropped"}))
+        if (limit := evidence.case.gradient_clipping) > 0 and evidence.case.batch.accumulation_steps > 1:
+            if any(_fits(check, step, each) for each in clipped_every_micro_step(check.factors, step.truth.due, limit)):
+                fitting.add(frozenset({"clipped-every-micro-step"}))
+            if _fits(check, step, clipped_before_reduction(check.factors, step.truth.due, limit)):
+                fitting.add(frozenset({"clipped-before-reduction"}))
+        per_rank.append(fitting)
+    shared = set.intersection(*per_rank)
+    if frozenset({"only-last-micro-batch"}) in shared:
+        shared.discard(frozenset({"micro-batch-dropped"}))
+    return shared - {frozenset()}
+
+
+def _fits(check: GradientCheck, step: StepEvidence, predicted: Matrix) -> bool:
+    """Every weight that could be told is the predicted one, to the tolerance of weights."""
+    flat = [weight for row in predicted for weight in row]
+    due = step.truth.due_in_order
+    known = [(w, p, d) for w, p, d in zip(check.recovered.weights, flat, due, strict=True) if w is not None]
+    return bool(known) and all(abs(w - p) <= 2 * check.tolerance * max(p, d) for w, p, d in known)
+
+
+def _stale(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
+    """With the gradient of the window before as one more column, nothing is left over, and it has a coefficient."""
+    by_number = {step.step: step for step in evidence.steps}
+    for step in steps:
+        before = by_number.get(step.step - 1)
+        if before is None or not before.vectors:
+            continue
+        for rank, check in enumerate(step.gradients):
+            if check is None:
+                continue
+            factors = Factors(step.vectors[rank], step.truth.columns, [before.vectors[rank]])
+            found = recover_robustly(factors)
+            share = found.extra[0] if found.extra else None
+            explained = found.residual is not None and found.residual <= check.residual_bound
+            if explained and share is not None and abs(share) > 10 * check.tolerance:
+                shown = {"step": step.step, "rank": rank, "share_of_the_window_before": share}
+                return [Named(("stale-gradients",), shown, f"{share:.3g} of it, at step {step.step}")]
+    return []
+
+
+def _single_tensors(steps: Iterable[StepEvidence]) -> list[Named]:
+    """A few tensors are off in every wrong step while the weights, without them, are right."""
+    off: dict[str, float | None] = {}
+    for step in steps:
+        for check in step.judged:
+            if not check.weights_right or not check.off or len(check.off) > len(check.tensors) / 2:
+                return []
+            off |= {tensor.name: tensor.ratio for tensor in check.off}
+    if not off:
+        return []
+    first, ratio = next(iter(off.items()))
+    more = f" and {len(off) - 1} more" if len(off) > 1 else ""
+    detail = f"{first}{more}" + (f", {ratio:.3g} of what is due" if ratio is not None else "")
+    return [Named(("parameter-gradient-lost",), {"parameters": dict(list(off.items())[:20])}, detail)]
+
+
+def _weights_shown(step: StepEvidence) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "expected": step.truth.due,
+        "recovered_by_rank": [check.recovered.weights for check in step.judged],
+    }

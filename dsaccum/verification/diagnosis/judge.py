@@ -1,0 +1,139 @@
+"""From evidence to claims: what passes, what fails, and what could not be tested, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dsaccum.reference_optimizers import NotRebuilt
+from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
+from dsaccum.verification.records.record import Claims, ClaimState
+
+UPDATES_NEEDED = 2
+"""Updates that changed something; with one, an error in states or count would not show."""
+
+
+class Judged(NamedTuple):
+    """One claim, and why it isn't simply right."""
+
+    state: ClaimState
+    reason: str = ""
+
+
+def judge(evidence: CaseEvidence, measured: dict[str, Judged]) -> tuple[Claims, dict[str, str]]:
+    """Claims and reasons.
+
+    Args:
+        evidence: of all steps.
+        measured: the claims that have windows of their own: communication, memory.
+    """
+    judged = {name: look(evidence) for name, look in _JUDGES.items()} | measured
+    claims = Claims(**{name: each.state for name, each in judged.items()})
+    return claims, {name: each.reason for name, each in judged.items() if each.reason}
+
+
+def _gradient(evidence: CaseEvidence) -> Judged:
+    for step in evidence.steps:
+        if not step.stepped_once_at_the_end:
+            after = ", ".join(map(str, step.boundaries)) or "none"
+            return Judged("fail", f"step {step.step}: the optimizer stepped after micro-step {after}")
+        if not step.gradient_right:
+            return Judged("fail", f"step {step.step}: {_gradient_reason(step)}")
+    return Judged("pass")
+
+
+def _gradient_reason(step: StepEvidence) -> str:
+    for rank, check in enumerate(step.gradients):
+        if check is None or check.passed:
+            continue
+        if check.max_error is None:
+            return f"rank {rank}: {check.recovered.reason}"
+        if not check.weights_right:
+            return f"rank {rank}: a micro-batch's weight is off by {check.max_error:.2g} of what is due"
+        worst = check.off[0]
+        return f"rank {rank}: {worst.name} is off by {worst.error:.2g}, bound {worst.bound:.2g}"
+    return "no gradient was seen"
+
+
+def _clipping(evidence: CaseEvidence) -> Judged:
+    seen = [step for step in evidence.steps if step.saw is not None]
+    for step in seen:
+        if step.saw is not None and not step.saw.passed:
+            return Judged("fail", f"step {step.step}: off by {step.saw.error:.2g}, bound {step.saw.bound:.2g}")
+    if not seen:
+        return Judged("untested", "the optimizer leaves no trace of the gradient that it saw")
+    return Judged("pass")
+
+
+def _update(evidence: CaseEvidence) -> Judged:
+    for step in evidence.steps:
+        if step.frozen_changed:
+            return Judged("fail", f"step {step.step}: {step.frozen_changed[0]} is not trained and changed")
+        if step.update is not None and not step.update.passed:
+            worst = step.update.off[0]
+            return Judged(
+                "fail", f"step {step.step}: {worst.name} is off by {worst.error:.2g}, bound {worst.bound:.2g}"
+            )
+    for rule in (evidence.optimizer, evidence.schedule):
+        if isinstance(rule, NotRebuilt):
+            return Judged("untested", rule.reason)
+    moved = sum(step.update is not None and step.update.moved for step in evidence.steps)
+    if moved < UPDATES_NEEDED:
+        return Judged(
+            "untested", f"{moved} of {len(evidence.steps)} updates changed anything; {UPDATES_NEEDED} are needed"
+        )
+    return Judged("pass")
+
+
+def _loss(evidence: CaseEvidence) -> Judged:
+    known = [step for step in evidence.steps if step.loss is not None]
+    for step in known:
+        if not step.loss_right:
+            return Judged("fail", f"step {step.step}: {step.loss:.6g} was logged, {step.truth.loss:.6g} is right")
+    return Judged("pass") if known else Judged("untested", "the loop logged no finite loss")
+
+
+def _schedule(evidence: CaseEvidence) -> Judged:
+    known = [step for step in evidence.steps if step.settings is not None and step.rates]
+    for step in known:
+        if not step.schedule_right and step.settings is not None:
+            used, due = max(step.rates), step.settings.learning_rate
+            return Judged("fail", f"step {step.step}: learning rate {used:.4g}, due {due:.4g}")
+    if not known:
+        reasons = [rule.reason for rule in (evidence.schedule, evidence.optimizer) if isinstance(rule, NotRebuilt)]
+        return Judged("untested", reasons[0] if reasons else "the optimizer never stepped")
+    return Judged("pass")
+
+
+def _samples(evidence: CaseEvidence) -> Judged:
+    for step in evidence.steps:
+        for fault in step.sample_faults:
+            rows = "the model was given other tokens" if fault.kind == "forward" else f"{fault.kind} rows"
+            return Judged(
+                "fail", f"step {step.step}, rank {fault.rank}, micro-step {fault.micro_step}: {rows} ({fault.field})"
+            )
+    return Judged("pass")
+
+
+def _replicas(evidence: CaseEvidence) -> Judged:
+    if evidence.case.batch.world_size == 1:
+        return Judged("not_applicable", "there is one rank")
+    if evidence.start_differing:
+        return Judged("fail", f"{evidence.start_differing[0]} differs between ranks before the first step")
+    for step in evidence.steps:
+        if step.replicas_differing:
+            return Judged("fail", f"{step.replicas_differing[0]} differs between ranks after step {step.step}")
+    if not evidence.replicas_compared:
+        return Judged("not_applicable", "at ZeRO 3 no rank holds a whole parameter")
+    return Judged("pass")
+
+
+_JUDGES: dict[str, Callable[[CaseEvidence], Judged]] = {
+    "gradient": _gradient,
+    "clipping": _clipping,
+    "update": _update,
+    "loss": _loss,
+    "schedule": _schedule,
+    "samples": _samples,
+    "replicas": _replicas,
+}

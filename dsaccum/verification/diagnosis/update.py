@@ -1,0 +1,107 @@
+"""Causes of a wrong step, the gradient being what it is: clipping, schedule, count, decay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dsaccum.reference_optimizers import Adam, NotRebuilt, Optimizer, StepSettings
+from dsaccum.verification.comparison.evidence import SCHEDULE_TOLERANCE, CaseEvidence, StepEvidence, due_hypothesis
+from dsaccum.verification.comparison.update_check import Hypothesis, check_update
+from dsaccum.verification.diagnosis.gradient import Named
+
+FURTHEST = 64
+"""Schedules are searched so many updates ahead."""
+
+
+def clipping_causes(evidence: CaseEvidence) -> list[Named]:
+    """The gradient that reached the optimizer is another multiple of the reduced one than the limit asks for."""
+    for step in evidence.steps:
+        saw = step.saw
+        if saw is not None and not saw.passed:
+            norm = step.judged[0].norm
+            limit = norm * saw.coefficient * (saw.ratio or 0.0)
+            shown = {
+                "step": step.step,
+                "norm": norm,
+                "asked_limit": evidence.case.gradient_clipping,
+                "ratio": saw.ratio,
+            }
+            clipped = limit < norm * (1 - 1e-4)
+            detail = f"clipped to {limit:.4g}" if clipped else "not clipped"
+            return [Named(("clipping-mismatch",), shown, f"step {step.step}: norm {norm:.4g}, {detail}")]
+    return []
+
+
+def schedule_causes(evidence: CaseEvidence) -> list[Named]:
+    """The rates used, against the schedule read at other places."""
+    known = [step for step in evidence.steps if step.settings is not None and len(step.rates) == 1]
+    if isinstance(evidence.schedule, NotRebuilt) or all(step.schedule_right for step in known):
+        return []
+    rates = [next(iter(step.rates)) for step in known]
+    due = [step.settings.learning_rate for step in known if step.settings is not None]
+    steps = evidence.case.batch.accumulation_steps
+    shown = {"rates": rates, "due": due}
+    schedule = evidence.schedule
+
+    def as_at(update: int) -> float:
+        return schedule(max(update, 1)).learning_rate
+
+    fitting = []
+    # Advanced N times in each window, or N + 1 times with the engine's own: update n uses what is due about n N.
+    paces = [(pace, first) for pace in (steps, steps + 1) if pace > 1 for first in range(1, pace + 1)]
+    if any(_same(rates, [as_at((s.update_number - 1) * pace + first) for s in known]) for pace, first in paces):
+        fitting.append("schedule-per-micro-step")
+    offsets = [k for k in (*range(1, FURTHEST), -1, -2) if _same(rates, [as_at(s.update_number + k) for s in known])]
+    if offsets:
+        shown["offset"] = offsets[0]
+        fitting.append("schedule-offset")
+    return [Named(tuple(fitting) or ("rate-mismatch",), shown, f"used {rates[0]:.4g}, due {due[0]:.4g}")]
+
+
+def update_causes(evidence: CaseEvidence) -> list[Named]:
+    """Changes of parameters that are not what the gradient and the rate ask for."""
+    named = []
+    for step in evidence.steps:
+        if step.frozen_changed:
+            named.append(Named(("frozen-parameter-changed",), {"step": step.step, "parameters": step.frozen_changed}))
+            break
+    wrong = [step for step in evidence.steps if step.update is not None and not step.update.passed]
+    if wrong and not isinstance(evidence.optimizer, NotRebuilt):
+        named += _absent_gradient(wrong) or _count_offset(evidence, evidence.optimizer, wrong[0])
+    return named
+
+
+def _count_offset(evidence: CaseEvidence, optimizer: Optimizer, step: StepEvidence) -> list[Named]:
+    """Adam's update with another count fits."""
+    if not isinstance(optimizer, Adam) or step.optimizer_step is None or step.settings is None:
+        return []
+    captured = step.optimizer_step
+    due = due_hypothesis(step.saw, step.settings, step.update_number, captured, step.truth, evidence.case)
+    # The betas and the rate as used: a wrong schedule has a cause of its own.
+    used = StepSettings(next(iter(step.rates), step.settings.learning_rate), step.settings.betas)
+    for offset in (1, 2, -1, *range(3, 2 * evidence.case.batch.accumulation_steps + 1)):
+        count = due.updates_before + offset
+        if count < 0:
+            continue
+        hypothesis: Hypothesis = replace(due, settings=used, updates_before=count)
+        if check_update(captured, optimizer, hypothesis).passed:
+            ratio = step.update.ratio if step.update else None
+            shown = {"step": step.step, "count_before_the_step": count, "due": due.updates_before, "ratio": ratio}
+            detail = f"{count + 1} where {due.updates_before + 1} is due"
+            return [Named(("optimizer-count-offset",), shown, f"step {step.step}: count {detail}")]
+    return []
+
+
+def _absent_gradient(steps: list[StepEvidence]) -> list[Named]:
+    """Every tensor that is off is one that the truth gives no gradient to."""
+    off = {tensor.name for step in steps if step.update is not None for tensor in step.update.off}
+    if off and all(name not in step.truth.gradient for step in steps for name in off):
+        return [Named(("absent-gradient-decayed",), {"parameters": sorted(off)[:20]}, sorted(off)[0])]
+    return []
+
+
+def _same(rates: list[float], others: list[float]) -> bool:
+    return all(
+        abs(rate - other) <= SCHEDULE_TOLERANCE * max(abs(rate), abs(other))
+        for rate, other in zip(rates, others, strict=True)
+    )

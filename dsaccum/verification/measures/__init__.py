@@ -1,0 +1,1 @@
+"""Claims that have windows of their own, without capture: communication and memory."""

@@ -1,0 +1,1 @@
+"""What a verification leaves: the record, and how evidence is written into it."""

@@ -1,0 +1,91 @@
+"""What a fault is: one mistake that people make, put in from outside: the code under test knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsaccum.verification.cases.case import Case
+    from dsaccum.verification.subject.loops import Subject, Windows
+
+Need = Callable[["Case"], str | None]
+"""Why a case cannot show a fault; None where it can."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fault:
+    """A mistake that can be put in. By itself this class changes nothing; each fault overrides what it needs.
+
+    Attributes:
+        id: its identifier, the same word everywhere.
+        summary: what people do wrong, in one line.
+        needs: what a case must have to show it.
+    """
+
+    id: str
+    summary: str
+    needs: tuple[Need, ...] = ()
+
+    def inapplicable(self, case: Case) -> str | None:
+        """Why this case cannot show the fault; None where it can."""
+        return next((reason for need in self.needs if (reason := need(case))), None)
+
+    def request(self, case: Case) -> Case:
+        """What the user would ask for; the reference is told, too."""
+        return case
+
+    def alter(self, case: Case) -> Case:
+        """The case as the mistaken script runs it; the reference is not told."""
+        return case
+
+    def feed(self, windows: Windows, case: Case, rank: int) -> Windows:
+        """What the loop is given instead of ``windows``."""
+        return windows
+
+    def planted(self, subject: Subject, case: Case) -> AbstractContextManager[None]:
+        """Inside, the live engine makes the mistake. ``case`` is the altered one."""
+        return nullcontext()
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, this one object's attribute is ``value``; its class stays as it is."""
+    was_its_own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if was_its_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def several_micro_steps(case: Case) -> str | None:
+    """N > 1."""
+    return "a window is one micro-step (N = 1)" if case.batch.accumulation_steps == 1 else None
+
+
+def several_ranks(case: Case) -> str | None:
+    """W > 1."""
+    return "there is one rank" if case.batch.world_size == 1 else None
+
+
+def several_micro_batches(case: Case) -> str | None:
+    """N W > 1."""
+    one = case.batch.accumulation_steps * case.batch.world_size == 1
+    return "a window is one micro-batch (N = W = 1)" if one else None
+
+
+def several_windows(case: Case) -> str | None:
+    """At least two steps."""
+    return "there is one step only (--steps 2)" if len(case.windows) == 1 else None
+
+
+def not_partitioned(case: Case) -> str | None:
+    """ZeRO 0 to 2: each rank holds every parameter."""
+    return "at ZeRO 3 no two ranks hold the same parameter" if case.zero_stage == 3 else None

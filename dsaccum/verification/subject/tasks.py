@@ -1,0 +1,115 @@
+"""What the ranks are asked to do: build the subject of a case, run its loop under observation, measure it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.engine.window_engine import WindowEngine
+from dsaccum.loss import build_loss, model_inputs
+from dsaccum.model import build_model
+from dsaccum.verification.cases.case import Case
+from dsaccum.verification.cases.dropout import remove_dropout
+from dsaccum.verification.cases.windows import case_stream
+from dsaccum.verification.measures.communication import Traffic, measure_traffic
+from dsaccum.verification.measures.memory import MemoryPeak, measure_peak
+from dsaccum.verification.ranks.worker import RankContext
+from dsaccum.verification.subject.capture import captured, describe_start
+from dsaccum.verification.subject.faults import fault_of
+from dsaccum.verification.subject.loops import Subject, Windows, loop_of
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What is left to say when the last window has been sent.
+
+    Attributes:
+        losses: of each window, as the loop would log them.
+        remedies: that were applied, one line each.
+        traffic: of one more window, without capture.
+        draws: relative difference of one micro-batch's loss between two forwards; 0 where nothing is drawn.
+    """
+
+    losses: list[float | None]
+    remedies: list[str]
+    traffic: Traffic
+    draws: float
+
+
+def run_case(context: RankContext, case: Case, /) -> Ran:
+    """Run the case's windows under capture, then one more for the traffic alone."""
+    with _subject(context, case) as subject:
+        loop = loop_of(case.loop)
+        context.send(describe_start(subject))
+        with captured(subject, _windows(context, case), context.send) as windows:
+            losses = loop(subject, windows)
+        again = _windows(context, case.with_windows(case.windows[:1]))
+        traffic = measure_traffic(subject, lambda: loop(subject, again))
+        return Ran(losses, subject.window_engine.remedies, traffic, _draws(subject, again.window(0)[0]))
+
+
+def measure_memory_of(context: RankContext, case: Case, /) -> MemoryPeak:
+    """The peak of one window of the case, after a first one that made the optimizer's states."""
+    with _subject(context, case) as subject:
+        loop, windows = loop_of(case.loop), _windows(context, case.with_windows(case.windows[:1]))
+        return measure_peak(subject, case, lambda: loop(subject, windows))
+
+
+@contextmanager
+def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
+    fault = fault_of(case.fault)
+    case = fault.alter(case)
+    torch.manual_seed(case.experiment.run.seed)
+    context.at(0, 0, "building the model")
+    model = build_model(
+        case.experiment.model,
+        vocabulary_size=case.vocabulary.size,
+        sequence_length=case.experiment.data.sequence_length,
+        seed=case.experiment.run.seed,
+        end_token=case.vocabulary.end_token,
+        pad_token=case.vocabulary.pad_token,
+        source=case.source,
+    )
+    remove_dropout(model)
+    loss = build_loss(case.experiment.loss.factory, source=case.source)
+    context.at(0, 0, "building the engine")
+    engine = _build_engine(model, case, loss)
+    torch.manual_seed(case.experiment.run.seed + 1 + context.ranks.rank)
+    subject = Subject(engine, context.ranks, context)
+    with fault.planted(subject, case):
+        yield subject
+    engine.engine.destroy()  # not after a failure: it could wait for ranks that have ended, and the pool ends them all
+
+
+@torch.no_grad()
+def _draws(subject: Subject, micro_batch: dict[str, Tensor]) -> float:
+    """How far two forwards of the same micro-batch at the same parameters are apart."""
+    engine, loss = subject.window_engine, subject.window_engine.loss
+    on_device = {name: field.to(engine.device) for name, field in micro_batch.items()}
+    first, second = (float(loss.sum(engine.engine(**model_inputs(on_device)), on_device)) for _ in range(2))
+    return abs(first - second) / abs(first) if first else 0.0
+
+
+def _windows(context: RankContext, case: Case) -> Windows:
+    """What the loop is given: this rank's part of the case's windows, or what a planted fault makes of it."""
+    return fault_of(case.fault).feed(case_stream(case, context.ranks.rank), case, context.ranks.rank)
+
+
+def _build_engine(model: torch.nn.Module, case: Case, loss: Any) -> WindowEngine:
+    try:
+        # Some of DeepSpeed's optimizers print their memory use past all loggers.
+        with contextlib.redirect_stdout(io.StringIO()):
+            return WindowEngine(model, case.config, case.batch, loss, remedies=case.remedies)
+    except (AssertionError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"DeepSpeed cannot start with this config ({type(error).__name__}: {reason})", source="--deepspeed"
+        ) from error
