@@ -98,7 +98,9 @@ def read_case(arguments: VerifyArguments) -> PreparedCase:
     if loss is None:
         check_causal_language_model(fitted.model, vocabulary.size, verified.data.sequence_length, source)
     fed = _feed(data.samples, verified.data, vocabulary, settings.batch, steps, source)
-    config, about_buckets = with_small_buckets(settings.config, fitted.trained_sizes, fitted.share)
+    config, about_buckets = with_small_buckets(
+        settings.config, fitted.trained_sizes, fitted.share, settings.batch.world_size
+    )
     case = Case(
         experiment=verified,
         source=source,

@@ -158,7 +158,9 @@ def without_fused_adam(written: Json, machine: Machine) -> tuple[Json, list[str]
     return changed, [f"FusedAdam needs a C++ compiler: {instead} instead, with the same formula"]
 
 
-def with_small_buckets(config: Json, trained_sizes: Sequence[int], share: float) -> tuple[Json, list[str]]:
+def with_small_buckets(
+    config: Json, trained_sizes: Sequence[int], share: float, world_size: int = 1
+) -> tuple[Json, list[str]]:
     """ZeRO's buckets sized to the model, so that at least three are filled, as they are in a large one.
 
     Left at their default of 5e8 elements they would also cost 2 GB each, whatever the model.
@@ -167,12 +169,14 @@ def with_small_buckets(config: Json, trained_sizes: Sequence[int], share: float)
         config: the resolved JSON.
         trained_sizes: elements of each trained parameter of the verified model.
         share: its parameters over those of the user's model; below 1 where it was shrunk.
+        world_size: W; ZeRO wants buckets that are multiples of 2 W.
     """
     section = config.get("zero_optimization", {})
     stage = int(section.get("stage") or 0)
     if stage == 0:
         return config, []
-    largest = -(-sum(trained_sizes) // _FEWEST_BUCKETS)
+    third = -(-sum(trained_sizes) // _FEWEST_BUCKETS)
+    largest = -(-third // (2 * world_size)) * 2 * world_size
     buckets = _BUCKETS_AT_3 if stage == 3 else _BUCKETS
     changes = {key: largest for key, default in buckets.items() if section.get(key, default) > largest}
     if stage == 3 and share < 1:

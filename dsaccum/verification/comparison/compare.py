@@ -27,8 +27,8 @@ from dsaccum.verification.records.parts import TrajectoryRecord
 from dsaccum.verification.subject.capture import Start, WindowCapture
 from dsaccum.verification.subject.tasks import Ran
 
-TRAJECTORY_LIMIT = 4e10
-"""Parameters times tokens of all its runs: about 3 s on two cores."""
+TRAJECTORY_LIMIT = 2e10
+"""Parameters times tokens of all its runs: about 2 s on two cores."""
 
 
 def compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,12 +82,20 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
     remove_dropout(model)
     loss = build_loss(case.experiment.loss.factory, source=case.source)
     context.at(0, 0, "building the engine")
+    _forget_autocast()
     engine = _build_engine(model, case, loss)
     torch.manual_seed(case.experiment.run.seed + 1 + context.ranks.rank)
     subject = Subject(engine, context.ranks, context)
     with fault.planted(subject, case):
         yield subject
     engine.engine.destroy()  # not after a failure: it could wait for ranks that have ended, and the pool ends them all
+
+
+def _forget_autocast() -> None:
+    """DeepSpeed remembers for the whole process that one engine used autocast, and later ones would use it too."""
+    module = sys.modules.get("deepspeed.runtime.torch_autocast")
+    if module is not None:
+        module.TORCH_AUTOCAST_INITIALIZED = False  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
