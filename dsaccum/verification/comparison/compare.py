@@ -132,7 +132,7 @@ def _trajectory(
     steps = [step for capture in captures for step in capture.steps[:1]]
     whole = len(steps) == len(captures) and all(step.applied and step.before and step.after for step in steps)
     tokens = case.batch.total * case.experiment.data.sequence_length * len(case.windows)
-    short = side.num_parameters * tokens * (PERTURBED_RUNS + 1) <= TRAJECTORY_LIMIT
+    short = side.num_parameters * tokens * (PERTURBED_RUNS + 2) <= TRAJECTORY_LIMIT
     if not (whole and short) or isinstance(rules.optimizer, NotRebuilt) or isinstance(rules.schedule, NotRebuilt):
         return TrajectoryRecord()
     assert steps[0].before is not None

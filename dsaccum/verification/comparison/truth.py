@@ -153,8 +153,12 @@ class ReferenceSide:
         together = {name: torch.cat([batch[name] for batch in few]) for name in few[0]}
         return self._truth.at(values).additivity_errors(together, [few])
 
-    def yardstick_gradient(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> Gradient:
-        """The window's gradient in the config's own precision and accumulation type, at any values."""
+    def big_batch_gradient(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> Gradient:
+        """The window's gradient from one big batch in the config's own precision, at any values."""
+        return self._yardstick.at(values).big_batch(self._of(choice).window_batch(choice.index)).gradient
+
+    def accumulated_gradient(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> Gradient:
+        """The same from micro-batches, added up in the config's accumulation type."""
         dtype = DTYPES[self.case.accumulation_dtype]
         return self._yardstick.at(values).accumulated(self.micro_batches(choice), dtype=dtype).gradient
 
