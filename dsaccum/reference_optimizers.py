@@ -82,8 +82,8 @@ class Optimizer(ABC):
 
         Args:
             parameters: by name, all of them.
-            gradient: by name. A parameter without an entry is left alone, as torch does; DeepSpeed's ZeRO 0 makes
-                zeros of missing gradients, so that weight decay acts: give zeros to follow it.
+            gradient: by name. A parameter without an entry is left alone, as torch does; DeepSpeed makes zeros of
+                missing gradients, so that weight decay acts: give zeros to follow it.
             state: what was there before this update, e.g. taken over from the run under test. A parameter without an
                 entry starts anew.
             settings: this update's learning rate and betas from a schedule; None for the JSON's own.

@@ -59,7 +59,11 @@ def verify_command(
     ] = None,
     inject: Annotated[
         str | None,
-        typer.Option(metavar="FAULT", help="Put a known fault in, to see it found.", rich_help_panel=_RIGOUR),
+        typer.Option(
+            metavar="FAULT",
+            help="Put a known fault in, or your own (FILE.py:function), to see it found.",
+            rich_help_panel=_RIGOUR,
+        ),
     ] = None,
     no_remedies: Annotated[
         bool,

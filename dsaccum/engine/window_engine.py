@@ -69,12 +69,12 @@ class WindowEngine:
         self.decayed_without_gradient: list[str] = []
         """Parameters that got no gradient in the first window but are changed by weight decay all the same.
 
-        Only at ZeRO 0: DeepSpeed reduces zeros for them, where PyTorch (and ZeRO 1 to 3) would leave them alone.
+        At every ZeRO stage: DeepSpeed steps them with gradients of zero, where PyTorch would leave them alone.
         """
         self._stage = self.engine.zero_optimization_stage()
         # Where DeepSpeed has no wrapper around the optimizer, nobody computes a norm or looks for NaN: we do.
         self._bare_optimizer = self._stage == 0 and self.engine.optimizer is self.engine.basic_optimizer
-        self._witness = GradientWitness(self.engine.module) if self._stage == 0 else None
+        self._witness: GradientWitness | None = GradientWitness(self.engine.module)
 
     @property
     def device(self) -> torch.device:

@@ -173,6 +173,6 @@ def _where(agreement: Agreement) -> str:
 def _describe_decay(names: list[str]) -> str:
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
-        f"warning: no gradient reached {shown}, yet at ZeRO 0 weight decay changes them; "
-        "freeze them (requires_grad = False), use ZeRO 1, or set weight_decay to 0"
+        f"warning: no gradient reached {shown}, yet weight decay changes them; "
+        "freeze them (requires_grad = False), or set weight_decay to 0"
     )

@@ -42,7 +42,7 @@ def verify(
         micro_batch: B instead of the JSON's.
         loop: ``dsaccum``, ``hf-labels``, ``outside-loss``, or ``FILE.py:function``, where function(engine, micro_batch)
             gives the loss that is handed to ``engine.backward``.
-        fault: identifier of a fault to inject.
+        fault: identifier of a fault to inject, or ``FILE.py:function`` that gives one.
         remedies: whether our remedies for DeepSpeed's faults are applied.
         full_size: whether a large model is verified as it is, not as a shrunk copy.
         overrides: ``section.key=value`` for fields of the YAML.

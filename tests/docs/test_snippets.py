@@ -1,6 +1,7 @@
 """What can be copied from the documents works: YAML and JSON load, factories build, Python runs, commands parse.
 
-Run: pytest tests/docs/test_snippets.py. Not covered: training with them; ids on the hub (no network).
+Run: pytest tests/docs/test_snippets.py. Not covered: training and verifying with them (the verification is a stub); ids
+on the hub (no network); the workflow on GitHub.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+import yaml
 
+from dsaccum.cli import main
 from dsaccum.config.deepspeed import load_deepspeed_config
 from dsaccum.config.experiment import Experiment
 from dsaccum.config.loading import load_experiment
@@ -21,10 +27,12 @@ from dsaccum.loss import build_loss
 from dsaccum.model import build_model
 from dsaccum.training.arguments import parse_arguments
 from dsaccum.training.finish import save_model
+from dsaccum.verification.subject.faults import fault_of
+from tests.cli.conftest import StubVerify, stub  # noqa: F401  (a fixture)
 from tests.docs.markdown import REPOSITORY, Block, blocks
 from tests.model.test_model import TINY, build
 
-YAMLS, JSONS, PYTHONS = blocks("yaml"), blocks("json"), blocks("python")
+YAMLS, JSONS, PYTHONS, WORKFLOWS = blocks("yaml"), blocks("json"), blocks("python"), blocks("yml")
 DEFAULT_EXPERIMENT = REPOSITORY / "launch/experiments/stdlib-nano.yaml"
 LAUNCHERS = r"deepspeed|torchrun|python launch/train\.py"
 COMMANDS = [
@@ -32,6 +40,12 @@ COMMANDS = [
     for block in blocks("bash")
     for offset, line in enumerate(block.text.splitlines(), start=1)
     if re.match(LAUNCHERS, line.split(" && ")[-1]) and "[" not in line
+]
+VERIFICATIONS = [
+    pytest.param(words, id=f"{block.place}+{offset}")
+    for block in blocks("bash", "yml")
+    for offset, line in enumerate(block.text.splitlines(), start=1)
+    if "[" not in line and (words := re.findall(r"^(?:- run: )?(dsaccum verify [^;]*)", line.strip()))
 ]
 
 
@@ -93,8 +107,17 @@ def test_json_is_a_deepspeed_config_without_warnings(block: Block, in_a_folder: 
 
 
 @pytest.mark.parametrize("block", PYTHONS, ids=place)
-def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder with a finished run's (small, untrained) model; what a snippet defines is there afterwards."""
+def test_python_runs(
+    block: Block,
+    in_a_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stub: StubVerify,  # noqa: F811
+) -> None:
+    """In a folder with a finished run's (small, untrained) model; what a snippet defines is there afterwards.
+
+    Its tests are called as pytest would, first parameters only, with a verification that is a stub.
+    """
     model = build(architecture="gpt2", config=TINY["gpt2"], vocabulary_size=384, sequence_length=128)
     run = tmp_path / "runs" / "stdlib-nano-1"
     run.mkdir(parents=True)
@@ -103,6 +126,11 @@ def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     names = {"__name__": "snippet"}
     exec(compile(block.text, block.place, "exec"), names)
     assert len(names) > 2, "a snippet defines something (besides its name and the builtins)"
+    for name, function in list(names.items()):
+        if name.startswith("test_"):
+            marks = getattr(function, "pytestmark", [])
+            function(**{mark.args[0]: mark.args[1][0] for mark in marks}, rank_pool=None)
+            assert (REPOSITORY / stub.calls[-1][0].deepspeed).is_file()
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -114,5 +142,53 @@ def test_commands_parse_and_their_files_exist(line: str) -> None:
     load_experiment(REPOSITORY / arguments.experiment, arguments.overrides)
 
 
+@pytest.mark.parametrize("words", VERIFICATIONS)
+def test_verifications_parse_and_their_files_exist(
+    words: list[str],
+    in_a_folder: Path,
+    stub: StubVerify,  # noqa: F811
+) -> None:
+    assert main(shlex.split(words[0])[1:]) == 0
+    [(arguments, _)] = stub.calls
+    assert (REPOSITORY / arguments.deepspeed).is_file()
+    load_experiment(REPOSITORY / (arguments.experiment or DEFAULT_EXPERIMENT), arguments.overrides)
+    fault_of(arguments.fault)
+
+
+@pytest.mark.parametrize("block", WORKFLOWS, ids=place)
+def test_workflows_have_jobs_with_steps(block: Block) -> None:
+    [job] = yaml.safe_load(block.text)["jobs"].values()
+    assert all(step.keys() & {"run", "uses"} for step in job["steps"])
+
+
+def test_the_loop_gives_the_mean_over_the_micro_batchs_own_targets(in_a_folder: Path) -> None:
+    """And calls the engine as the verification's own loops do, with and without a mask."""
+    names: dict[str, Any] = {}
+    exec((in_a_folder / "my_loop.py").read_text(), names)
+    model = build(architecture="gpt2", config=TINY["gpt2"], vocabulary_size=50, sequence_length=16)
+    tokens = torch.randint(50, (3, 12))
+    labels = tokens.clone()
+    labels[1, 5:] = -100
+    for mask in ({}, {"attention_mask": torch.ones_like(tokens)}):
+        logits = model(input_ids=tokens, **mask).logits
+        terms = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
+        found = names["loss_of"](model, {"input_ids": tokens, "labels": labels, **mask})
+        assert float(found) == pytest.approx(float(terms.sum() / (labels[:, 1:] != -100).sum()), rel=1e-6)
+
+
+def test_the_fault_of_your_own_is_one(in_a_folder: Path) -> None:
+    fault: Any = fault_of("my_fault.py:one_percent")
+    case = SimpleNamespace()
+    assert [[fault.factor(case, rank, step) for step in (1, 2)] for rank in (0, 1)] == [[1.0, 1.01], [1.0, 1.0]]
+
+
 def test_there_is_something_to_test() -> None:
-    assert (len(YAMLS) >= 6, len(JSONS) >= 1, len(PYTHONS) >= 4, len(COMMANDS) >= 8) == (True, True, True, True)
+    found = YAMLS, JSONS, PYTHONS, COMMANDS, VERIFICATIONS, WORKFLOWS
+    assert all(len(blocks) >= least for blocks, least in zip(found, (6, 1, 8, 8, 10, 1), strict=True))
+
+
+def test_a_wrong_flag_would_be_noticed(stub: StubVerify, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    """Control: the parser behind the stub is the real one."""
+    assert main(["verify", "--deepspeed", "ds_configs/accum4.json", "--rank", "2"]) == 2
+    assert stub.calls == []
+    assert "fix: --ranks" in capsys.readouterr().err

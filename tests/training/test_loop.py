@@ -17,7 +17,7 @@ from dsaccum.engine.process import Ranks
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.loss import CausalLMLoss
 from dsaccum.training.outcome import RunFailed
-from tests.cases import Case, Result, big_batch_loss, run_dsaccum, run_plain, stream_of, tiny_gpt
+from tests.cases import WEIGHT_DECAY, Case, Result, big_batch_loss, run_dsaccum, run_plain, stream_of, tiny_gpt
 from tests.ranks import run_on_ranks
 
 RAGGED = Case(accumulation_steps=4, micro_batch=4, padded=True, last_window="short", steps=8)
@@ -154,10 +154,15 @@ class WithIdleLayer(nn.Module):
         return self.gpt(**inputs)
 
 
-def test_weight_decay_without_gradient_is_warned_of(one_rank: Ranks) -> None:
-    case = Case(accumulation_steps=4, micro_batch=4, steps=3)
-    notes = run_dsaccum(one_rank, case, WithIdleLayer()).notes
-    assert len(notes) == 1
-    assert "no gradient reached idle.weight, idle.bias, yet at ZeRO 0 weight decay changes them" in notes[0]
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_weight_decay_without_gradient_is_warned_of(one_rank: Ranks, stage: int) -> None:
+    """And it does change them: by 1 - rate x decay at each step, the rates being 1e-4, 1e-4 and 6.8e-4 (see above)."""
+    case, model = Case(accumulation_steps=4, micro_batch=4, steps=3, stage=stage), WithIdleLayer()
+    before = model.idle.weight.detach().clone()
+    result = run_dsaccum(one_rank, case, model)
+    [note] = result.notes
+    assert "no gradient reached idle.weight, idle.bias, yet weight decay changes them" in note
+    factor = (1 - 1e-4 * WEIGHT_DECAY) ** 2 * (1 - 6.8e-4 * WEIGHT_DECAY)
+    assert torch.allclose(result.parameters["idle.weight"], before * factor, rtol=3 * 2.0**-23, atol=0)
+    assert not torch.equal(result.parameters["idle.weight"], before)
     assert run_dsaccum(one_rank, case).notes == [], "control: every parameter of the plain model gets a gradient"
-    assert run_dsaccum(one_rank, replace(case, stage=1), WithIdleLayer()).notes == []

@@ -208,6 +208,18 @@ def test_buckets_leave_three_to_fill(stage: int) -> None:
     assert config == {"zero_optimization": {"stage": stage, "reduce_bucket_size": 1_000}}
 
 
+@pytest.mark.parametrize(("ranks", "size"), [(1, 3_334), (2, 3_336), (3, 3_336), (4, 3_336), (5, 3_340), (8, 3_344)])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_buckets_are_multiples_of_twice_the_ranks(stage: int, ranks: int, size: int) -> None:
+    """ZeRO wants them so; 10,001 elements in three parts are 3,334, rounded up."""
+    changed, notes = with_small_buckets({"zero_optimization": {"stage": stage}}, [5_000, 4_000, 1_001], 1.0, ranks)
+    buckets = {key: value for key, value in changed["zero_optimization"].items() if key.endswith("bucket_size")}
+    assert len(buckets) == 2
+    assert set(buckets.values()) == {size}
+    assert size % (2 * ranks) == 0
+    assert len(notes) == 1
+
+
 def test_buckets_of_a_large_model_and_of_zero_0_stay() -> None:
     written = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e6, "allgather_bucket_size": 5e6}}
     assert with_small_buckets(written, [124_000_000], share=1.0) == (written, [])

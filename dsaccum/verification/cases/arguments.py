@@ -28,7 +28,7 @@ class VerifyArguments:
         accumulation_steps: N instead of the JSON's.
         micro_batch: B instead of the JSON's.
         loop: ``dsaccum``, ``hf-labels``, ``outside-loss``, or ``FILE.py:function``.
-        fault: identifier of a fault to inject.
+        fault: identifier of a fault to inject, or ``FILE.py:function`` that gives one.
         remedies: whether our remedies for DeepSpeed's faults are applied.
         strict: whether a substitution or an untested claim counts as not carried out.
         full_size: whether a large model is verified as it is, not as a shrunk copy.

@@ -25,7 +25,7 @@ from dsaccum.verification.cases.smaller_config import fewer_layers, narrower, ow
 
 REFERENCE_RATE = 4.6e9
 """Parameters x tokens per second and pass, in float64: 2,500 tokens/s of the default model's 1.85 million."""
-MOST_SECONDS, SECONDS_WANTED = 8.0, 1.0
+MOST_SECONDS, SECONDS_WANTED = 8.0, 2.0
 """Work from which on a copy is verified instead, and the work that the copy should come down to."""
 _NOT_OF_THE_MODEL = ("model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
 

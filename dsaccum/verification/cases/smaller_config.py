@@ -6,6 +6,8 @@ has under a name that is not listed here keeps its size, and whether the result 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, Final
 
 FEWEST_LAYERS: Final = 2
@@ -69,7 +71,10 @@ def narrower(config: Any, width: int) -> dict[str, Any]:
         heads = _heads(config)
         overrides["num_attention_heads"] = heads
         for name in _SCALED_WITH_HEAD:
-            overrides[name] = _scaled(getattr(config, name, None), width * old_heads, old_width * heads)
+            # Rounded up: heads that are wider together than the stream stay so, also in the narrowest copy.
+            overrides[name] = _scaled(
+                getattr(config, name, None), width * old_heads, old_width * heads, rounded=math.ceil
+            )
         for name in _KEY_VALUE_HEADS:
             shared = getattr(config, name, None)
             overrides[name] = max(1, heads * shared // old_heads) if isinstance(shared, int) else None
@@ -87,10 +92,10 @@ def _heads(config: Any) -> int:
     return min(_MOST_HEADS, heads) if isinstance(heads, int) else _MOST_HEADS
 
 
-def _scaled(size: Any, new: int, old: int) -> int | None:
+def _scaled(size: Any, new: int, old: int, rounded: Callable[[float], int] = round) -> int | None:
     if not isinstance(size, int) or isinstance(size, bool):
         return None
-    return max(_UNIT, round(size * new / old / _UNIT) * _UNIT)
+    return max(_UNIT, rounded(size * new / old / _UNIT) * _UNIT)
 
 
 def _is_per_layer(value: Any, layers: int) -> bool:

@@ -94,6 +94,7 @@ def compare(
         mixed_truth=side.float32_inside(case.windows[0], values_before[0]),
         replicas_compared=len(starts[0].checksums),
         draws=ran.draws,
+        model_draws=side.draws(case.windows[0], values_before[0]),
         trajectory=_trajectory(case, side, rules, starts[0], [window[0] for window in captures]),
     )
 

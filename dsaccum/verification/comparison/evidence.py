@@ -28,6 +28,8 @@ from dsaccum.verification.comparison.update_check import (
 from dsaccum.verification.records.parts import TrajectoryRecord
 from dsaccum.verification.subject.capture import OptimizerStep, Start, WindowCapture
 
+ADDITIVE = 1e-9
+"""A sum over samples reaches about 1e-12 in float64; anything that couples samples is orders of magnitude above."""
 SCHEDULE_TOLERANCE = 1e-9
 """Relative: both sides compute rates in float64 from the same numbers."""
 
@@ -131,6 +133,7 @@ class CaseEvidence:
         schedule: likewise.
         mixed_truth: the float64 forward computed something in float32.
         draws: relative difference of the loss of one micro-batch computed twice: not 0 where something is drawn.
+        model_draws: the same of the reference, which has nothing but the model and the loss.
         replicas_compared: parameters of which each rank has a copy; 0 at ZeRO 3 but for small ones.
         findings: of communication and memory, by fault identifier.
         trajectory: a further sight.
@@ -145,8 +148,19 @@ class CaseEvidence:
     mixed_truth: bool
     replicas_compared: int
     draws: float
+    model_draws: float = 0.0
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
     trajectory: TrajectoryRecord = field(default_factory=TrajectoryRecord)
+
+    @property
+    def additive(self) -> bool:
+        """The loss is a sum over samples. Float32 inside the float64 forward costs additivity too, by some roundings."""
+        return self.additivity[0] <= ADDITIVE * (1e3 if self.mixed_truth else 1.0)
+
+    @property
+    def deterministic(self) -> bool:
+        """Model and loss draw nothing. Where they do, the reference errs as the run does, and bounds mean nothing."""
+        return self.model_draws <= ADDITIVE
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,17 @@ Bounds are derived, with u the unit roundoff of a format (2^-24 in fp32, 2^-8 in
     bound_t     2 (1 + 6 / sqrt(2 m)) y_t + 4 u_accumulated + u_communicated + noise
                 y_t: the yardstick's own error, at least the median tensor's. It is one draw from the rounding that the
                 run draws from too; a norm over m elements scatters by 1 / sqrt(2 m), and six times that is allowed.
-    weights     4 d + (N + W) u_fp32 c + low, d: what the yardsticks' weights are off by, c: the condition number
+    weights     2.5 d + (N + W) u_fp32 c + low, d: what the yardsticks' weights, and those of several draws of the same
+                accumulation, are off by at the most; c: the condition number
                 low: u / 8 where the forward is in low precision; 2 u for a loop of the user's, whose scale of the loss,
                 and with it the rounding at the logits, isn't known here
-    residual    3 times the yardsticks' + 4 u of the forward
+    residual    3 times the yardsticks' and the draws' + 4 u of the forward
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -28,7 +29,13 @@ from dsaccum.verification.cases.case import Case
 from dsaccum.verification.comparison.factors import Factors
 from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.comparison.truth import DTYPES, WindowTruth
-from dsaccum.verification.comparison.weights import RecoveredWeights, TensorFit, judge_tensors, recover_robustly
+from dsaccum.verification.comparison.weights import (
+    RecoveredWeights,
+    TensorFit,
+    judge_tensors,
+    recover_robustly,
+    weight_error,
+)
 
 FAINT = 1e-6
 """A tensor with less of the whole gradient is judged on the global scale: it may be zero by mathematics."""
@@ -141,8 +148,8 @@ def check_gradient(
     return GradientCheck(
         recovered=recovered,
         max_error=weight_error(recovered.weights, due),
-        tolerance=_weight_tolerance(case, truth.honest, due, recovered.condition),
-        residual_bound=3 * max((each.residual or 0.0) for each in truth.honest) + 4 * unit_roundoff(case.precision),
+        tolerance=_weight_tolerance(case, truth, recovered.condition),
+        residual_bound=3 * truth.rounding.residual + 4 * unit_roundoff(case.precision),
         tensors=tensors,
         ratio=_ratio(whole, truth.gradient),
         yardstick_error=decisive,
@@ -152,19 +159,12 @@ def check_gradient(
     )
 
 
-def weight_error(weights: list[float | None], due: list[float]) -> float | None:
-    """The largest |w / due - 1| over micro-batches whose weight is known and not due to be 0."""
-    errors = [abs(w / d - 1) for w, d in zip(weights, due, strict=True) if w is not None and d > 0]
-    return max(errors, default=None)
-
-
-def _weight_tolerance(case: Case, honest: Sequence[RecoveredWeights], due: list[float], condition: float) -> float:
-    spread = max((weight_error(each.weights, due) or 0.0) for each in honest)
+def _weight_tolerance(case: Case, truth: WindowTruth, condition: float) -> float:
     terms = case.batch.accumulation_steps + case.batch.world_size
     low = 0.0
     if (roundoff := unit_roundoff(case.precision)) > FP32:
         low = roundoff / 8 if case.loop in LOOPS else 2 * roundoff
-    return 4 * spread + terms * FP32 * (condition if math.isfinite(condition) else 1.0) + low
+    return 2.5 * truth.rounding.weights + terms * FP32 * (condition if math.isfinite(condition) else 1.0) + low
 
 
 def _tensor_errors(
@@ -186,7 +186,7 @@ def _tensor_errors(
     yardstick = {name: error(truth.yardsticks[0], name) for name in names}
     for name in names:
         if truth.sizes.get(name, 0.0) < scale:  # nothing but rounding, hence different each time it is computed
-            yardstick[name] = max(yardstick[name], error(truth.yardsticks[1], name))
+            yardstick[name] = max(error(each, name) for each in truth.yardsticks)
     typical = median(yardstick.values()) if yardstick else 0.0
     roundoff = 4 * _accumulation_roundoff(case) + unit_roundoff(case.precision) + truth.noise
     errors = []

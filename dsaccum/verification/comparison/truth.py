@@ -10,7 +10,7 @@ yardsticks  how much error is honest: (a) the columns added up in the config's a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,9 @@ from dsaccum.reference import Batch, Gradient, Reference, SummedLoss, due_weight
 from dsaccum.reference_samples import RawSamples, ReferenceSamples
 from dsaccum.verification.cases.case import Case, WindowChoice
 from dsaccum.verification.comparison.factors import Factors
+from dsaccum.verification.comparison.rounding import Noise, Rounding, rounding_noise
 from dsaccum.verification.comparison.sketch import GradientSketch
-from dsaccum.verification.comparison.weights import RecoveredWeights, recover_robustly
+from dsaccum.verification.comparison.weights import recover_robustly, weight_error
 from dsaccum.verification.subject.loops import HF_LABELS, OUTSIDE_LOSS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -46,8 +47,8 @@ class WindowTruth:
         big_batch_loss: the same from the big batch in the config's precision.
         gradient: float64, by name; a parameter that gets none has no entry.
         columns: mean gradients, sketched, micro-batch (k, r) at k W + r.
-        yardsticks: (a) and (b), whole.
-        honest: weights recovered from each yardstick.
+        yardsticks: (a), and (b) where it is one, whole.
+        rounding: how far it moves recovered weights.
         sizes: S_t = sum of due_i ||g_i,t||, what errors of tensor t are divided by.
         noise: relative difference of one column computed twice, the largest over tensors.
     """
@@ -58,8 +59,8 @@ class WindowTruth:
     big_batch_loss: float
     gradient: Gradient
     columns: list[dict[str, Tensor]]
-    yardsticks: tuple[Gradient, Gradient]
-    honest: tuple[RecoveredWeights, ...]
+    yardsticks: tuple[Gradient, ...]
+    rounding: Noise
     sizes: dict[str, float]
     noise: float
 
@@ -128,7 +129,8 @@ class ReferenceSide:
                 for name, tensor in mean.items():
                     sizes[name] = sizes.get(name, 0.0) + due[k][r] * float(tensor.norm())
                 self._accumulate(accumulated[r], part, scale * total)
-        yardsticks = (_total(accumulated), big_yardstick.gradient)
+        reduced = [self._as_communicated(gradient) for gradient in accumulated]
+        yardsticks = (_total(reduced), *([big_yardstick.gradient] if self.case.precision == "fp32" else []))
         return WindowTruth(
             targets=targets,
             due=due,
@@ -137,7 +139,7 @@ class ReferenceSide:
             gradient=big.gradient,
             columns=columns,
             yardsticks=yardsticks,
-            honest=tuple(recover_robustly(Factors(self.sketch(each), columns)) for each in yardsticks),
+            rounding=self._rounding_noise(columns, due, yardsticks),
             sizes=sizes,
             noise=self._noise(yardstick, micro_batches[0][0]),
         )
@@ -145,13 +147,20 @@ class ReferenceSide:
     def additivity(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> dict[str, float]:
         """How far one big batch is from the sum of its micro-batches in float64, by parameter; see ``Reference``.
 
-        A few micro-batches tell: a loss that couples samples does so for any two.
+        A few micro-batches tell: a loss that couples samples does so for any two. They are cut from the big batch, so
+        that all have one width.
         """
-        micro_batches = [batch for step in self.micro_batches(choice) for batch in step]
-        width = micro_batches[0]["input_ids"].shape[1]
-        few = [batch for batch in micro_batches if batch["input_ids"].shape[1] == width][:MICRO_BATCHES_ADDED]
-        together = {name: torch.cat([batch[name] for batch in few]) for name in few[0]}
-        return self._truth.at(values).additivity_errors(together, [few])
+        big_batch, rows = self._of(choice).window_batch(choice.index), self.case.batch.micro_batch
+        number = min(MICRO_BATCHES_ADDED, self.case.batch.total // rows)
+        together = {name: field[: number * rows] for name, field in big_batch.items()}
+        parts = [{name: field[k * rows : (k + 1) * rows] for name, field in together.items()} for k in range(number)]
+        return self._truth.at(values).additivity_errors(together, [parts])
+
+    def draws(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> float:
+        """Relative difference of one micro-batch's float64 loss, computed twice: not 0 where the model itself draws."""
+        truth, batch = self._truth.at(values), self.micro_batches(choice)[0][0]
+        first, second = (truth.measure(batch).loss_sum for _ in range(2))
+        return abs(first - second) / abs(first) if first else 0.0
 
     def big_batch_gradient(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> Gradient:
         """The window's gradient from one big batch in the config's own precision, at any values."""
@@ -185,6 +194,25 @@ class ReferenceSide:
         for name, tensor in part.items():
             term = (tensor.double() / fed).to(tensor.dtype).to(dtype)
             accumulator[name] = accumulator[name] + term if name in accumulator else term
+
+    def _rounding_noise(
+        self, columns: list[dict[str, Tensor]], due: list[list[float]], sides: Sequence[Gradient]
+    ) -> Noise:
+        """From draws, and from what the yardsticks' own weights are off by."""
+        flat = [weight for step in due for weight in step]
+        forward = DTYPES[self.case.precision.removeprefix("autocast ")]
+        own = torch.float32 if "autocast" in self.case.precision else forward
+        formats = Rounding(own, DTYPES[self.case.accumulation_dtype], forward)
+        drawn = rounding_noise(columns, flat, self.case.batch.world_size, formats)
+        found = [recover_robustly(Factors(self.sketch(side), columns)) for side in sides]
+        return Noise(
+            max([drawn.weights, *(weight_error(each.weights, flat) or 0.0 for each in found)]),
+            max([drawn.residual, *(each.residual or 0.0 for each in found)]),
+        )
+
+    def _as_communicated(self, gradient: Gradient) -> Gradient:
+        dtype = DTYPES[self.case.precision.removeprefix("autocast ")]
+        return {name: tensor.to(dtype).float() for name, tensor in gradient.items()}
 
     def _noise(self, yardstick: Reference, batch: Batch) -> float:
         first, second = yardstick.measure(batch).gradient, yardstick.measure(batch).gradient

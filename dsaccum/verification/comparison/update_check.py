@@ -34,7 +34,7 @@ class Hypothesis:
         settings: learning rate and betas.
         updates_before: Adam's count before the step.
         coefficient: what clipping multiplied the gradient by.
-        absent: parameters without gradient in truth, which stay as they are; DeepSpeed has zeros for them at ZeRO 0.
+        absent: parameters without gradient in truth, which stay as they are; DeepSpeed has zeros for them.
     """
 
     settings: StepSettings

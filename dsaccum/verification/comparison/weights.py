@@ -139,6 +139,12 @@ def judge_tensors(
     return {name: _fit(sight, t) for t, name in enumerate(factors.names)}
 
 
+def weight_error(weights: list[float | None], due: list[float]) -> float | None:
+    """The largest |w / due - 1| over micro-batches whose weight is known and not due to be 0."""
+    errors = [abs(w / d - 1) for w, d in zip(weights, due, strict=True) if w is not None and d > 0]
+    return max(errors, default=None)
+
+
 def _recover(factors: Factors, tensors: Sequence[int]) -> RecoveredWeights:
     if broken := factors.not_finite(tensors):
         return _nothing(factors, broken)

@@ -126,8 +126,8 @@ ADVICE: dict[str, Advice] = {
         "look for updates made outside the engine, or randomness that is not the same on every rank",
     ),
     "absent-gradient-decayed": Advice(
-        "parameters that get no gradient are changed by weight decay: at ZeRO 0 DeepSpeed makes zeros of no gradient",
-        "freeze them (requires_grad = False), use ZeRO 1, or set weight_decay to 0",
+        "parameters that get no gradient are changed by weight decay: DeepSpeed makes zeros of no gradient",
+        "freeze them (requires_grad = False), or set weight_decay to 0",
     ),
     "frozen-parameter-changed": Advice(
         "parameters that are not trained are changed",

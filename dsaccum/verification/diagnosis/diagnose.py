@@ -14,9 +14,6 @@ from dsaccum.verification.diagnosis.gradient import Named, gradient_causes
 from dsaccum.verification.diagnosis.update import clipping_causes, schedule_causes, update_causes
 from dsaccum.verification.records.record import Cause
 
-ADDITIVE = 1e-9
-"""A sum over samples reaches about 1e-12 in float64; anything that couples samples is orders of magnitude above."""
-
 
 def diagnose(evidence: CaseEvidence, failed: Iterable[str]) -> list[Cause]:
     """Causes of what failed; ``unknown-difference`` where something failed that none explains.
@@ -28,7 +25,9 @@ def diagnose(evidence: CaseEvidence, failed: Iterable[str]) -> list[Cause]:
     open_claims = set(failed)
     if not open_claims:
         return []
-    if evidence.additivity[0] > ADDITIVE * _additivity_scale(evidence):
+    if not evidence.deterministic:
+        return [_cause(Named(("randomness-active",), {"reference_twice_differs_by": evidence.model_draws}))]
+    if not evidence.additive:
         shown = {"float64_error": evidence.additivity[0], "worst_parameter": evidence.additivity[1]}
         return [_cause(Named(("loss-not-additive",), shown))]
     found: list[Named] = []
@@ -43,11 +42,6 @@ def diagnose(evidence: CaseEvidence, failed: Iterable[str]) -> list[Cause]:
     if open_claims:
         found.append(Named(("unknown-difference",), {"failed": sorted(open_claims)}))
     return [_cause(each, identifier) for each in found for identifier in each.candidates]
-
-
-def _additivity_scale(evidence: CaseEvidence) -> float:
-    """Float32 inside the float64 forward costs additivity too: its rounding depends on the shape."""
-    return 1e3 if evidence.mixed_truth else 1.0
 
 
 def _cause(named: Named, identifier: str | None = None) -> Cause:

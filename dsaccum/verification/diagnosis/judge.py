@@ -33,6 +33,11 @@ def judge(evidence: CaseEvidence, measured: dict[str, Judged]) -> tuple[Claims, 
 
 
 def _gradient(evidence: CaseEvidence) -> Judged:
+    if not evidence.deterministic:
+        return Judged("fail", f"one micro-batch's loss, computed twice, differs by {evidence.model_draws:.2g}")
+    if not evidence.additive:
+        error, name = evidence.additivity
+        return Judged("fail", f"the big batch is not the sum of its micro-batches: {name} is off by {error:.2g}")
     for step in evidence.steps:
         if not step.stepped_once_at_the_end:
             after = ", ".join(map(str, step.boundaries)) or "none"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
+
 from dsaccum.config.errors import ConfigError, nearest
+from dsaccum.config.factories import call_factory
 from dsaccum.verification.subject.faults.boundaries import BOUNDARY_FAULTS
 from dsaccum.verification.subject.faults.clipping import CLIPPING_FAULTS
 from dsaccum.verification.subject.faults.data import DATA_FAULTS
@@ -11,9 +15,9 @@ from dsaccum.verification.subject.faults.model import MODEL_FAULTS
 from dsaccum.verification.subject.faults.optimizer import OPTIMIZER_FAULTS
 from dsaccum.verification.subject.faults.ranks import RANK_FAULTS
 from dsaccum.verification.subject.faults.target_counts import COUNT_FAULTS
-from dsaccum.verification.subject.faults.weights import WEIGHT_FAULTS
+from dsaccum.verification.subject.faults.weights import WEIGHT_FAULTS, Weighed
 
-__all__ = ["FAULTS", "Fault", "fault_of"]
+__all__ = ["FAULTS", "Fault", "Weighed", "fault_of"]
 
 FAULTS: dict[str, Fault] = {
     fault.id: fault
@@ -36,11 +40,17 @@ _NO_FAULT = Fault(id="none", summary="nothing is done wrong")
 def fault_of(identifier: str | None) -> Fault:
     """The fault of that name; one that does nothing for None.
 
+    Args:
+        identifier: of ``FAULTS``; or the user's own, ``FILE.py:function``, where function() gives a ``Fault``. Its file
+            is executed, here and on every rank. ``Weighed`` says what to write for wrong weights.
+
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is none of that name, or the user's own cannot be made.
     """
     if identifier is None:
         return _NO_FAULT
+    if ":" in identifier:
+        return _own_fault(identifier, _last_change(Path(identifier.rpartition(":")[0])))
     if identifier not in FAULTS:
         guess = nearest(identifier, FAULTS)
         raise ConfigError(
@@ -48,7 +58,28 @@ def fault_of(identifier: str | None) -> Fault:
             source="command line",
             key="--inject",
             value=identifier,
-            allowed=None if guess else ", ".join(FAULTS),
+            allowed=None if guess else f"{', '.join(FAULTS)}, or FILE.py:function",
             fix=f"--inject {guess}" if guess else None,
         )
     return FAULTS[identifier]
+
+
+@lru_cache(maxsize=1)  # one object for all parts of a run: what ``feed`` remembers, ``planted`` may need
+def _own_fault(identifier: str, last_change: int) -> Fault:
+    where = {"source": "command line", "key": "--inject"}
+    fault = call_factory(identifier, **where)
+    if not isinstance(fault, Fault):
+        raise ConfigError(
+            f"the function returned {type(fault).__name__}",
+            **where,
+            value=identifier,
+            allowed=f"a {Fault.__module__}.Fault",
+        )
+    return fault
+
+
+def _last_change(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0  # the factory says that there is no such file

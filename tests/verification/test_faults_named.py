@@ -1,0 +1,103 @@
+"""Every known fault, put in on real ranks through the whole of ``dsaccum.verify``, is found and called by its name.
+
+Run: pytest -n 0 tests/verification/test_faults_named.py for each fault once (two minutes on two idle cores); with
+``-m slow`` at every ZeRO stage, on packed and on ragged rows. W = 2 and N = 3: where N = W, different faults look
+alike.
+
+Named means: one cause, the fault's own, and certain; where two faults do the very same, a tie that has it. The negative
+control is test_equivalent.py, where the same cases without a fault are equivalent. Not covered: what the faults do in
+detail (test_faults.py and its neighbours), two faults at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.verification.ranks.pools import RankPools
+from dsaccum.verification.subject.faults import FAULTS
+from tests.verification.verifying import Given, found
+
+pytestmark = pytest.mark.distributed
+LIMIT = 0.1
+"""Below every norm, so that clipping acts."""
+WHERE: dict[str, tuple[int, bool]] = {
+    "loss-not-scaled": (3, False),
+    "loss-scaled-twice": (1, True),
+    "only-last-micro-batch": (2, False),
+    "micro-batch-dropped": (3, True),
+    "ranks-summed": (1, False),
+    "step-inside-window": (2, True),
+    "boundary-shifted": (1, True),
+    "stale-gradients": (2, True),
+    "ranks-start-apart": (0, False),
+    "ranks-drift-apart": (2, False),
+    "ranks-share-data": (3, True),
+    "samples-misplaced": (1, False),
+    "fields-misaligned": (2, True),
+    "rank-mean-of-means": (3, True),
+    "targets-counted-before-shift": (1, False),
+    "clipping-mismatch": (3, False),
+    "schedule-per-micro-step": (2, False),
+    "schedule-offset": (1, True),
+    "rate-mismatch": (3, True),
+    "optimizer-count-offset": (3, False),
+    "parameter-gradient-lost": (1, True),
+    "randomness-active": (2, False),
+    "activations-kept": (1, False),
+    "loss-not-additive": (3, True),
+    "non-finite-gradient": (2, True),
+}
+"""ZeRO stage, and whether rows are ragged, for the one run of each fault; ZeRO 0 and ragged rows if it isn't named."""
+
+
+def given(stage: int, *, ragged: bool, micro_steps: int = 3) -> Given:
+    return Given(ranks=2, micro_steps=micro_steps, stage=stage, ragged=ragged, clipping=LIMIT, last_window="continue")
+
+
+def is_named(identifier: str, case: Given, folder: Path, pools: RankPools) -> None:
+    record = case.verify(folder, pools, fault=identifier)
+    assert record.verdict == "not_equivalent", found(record)
+    assert record.fault == identifier
+    causes = {cause.id: cause.confidence for cause in record.causes}
+    if set(causes.values()) == {"ambiguous"}:
+        assert identifier in causes, found(record)
+    else:
+        assert causes == {identifier: "certain"}, found(record)
+    assert all(cause.summary and cause.fix for cause in record.causes)
+
+
+@pytest.mark.parametrize("identifier", FAULTS)
+def test_each_fault_is_called_by_its_name(rank_pool: RankPools, tmp_path: Path, identifier: str) -> None:
+    stage, ragged = WHERE.get(identifier, (0, True))
+    is_named(identifier, given(stage, ragged=ragged), tmp_path, rank_pool)
+
+
+@pytest.mark.parametrize("identifier", ["loss-scaled-twice", "rank-mean-of-means"])
+def test_with_another_number_of_micro_steps(rank_pool: RankPools, tmp_path: Path, identifier: str) -> None:
+    is_named(identifier, given(0, ragged=True, micro_steps=4), tmp_path, rank_pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ragged", [False, True], ids=["packed", "ragged"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("identifier", FAULTS)
+def test_each_fault_at_each_stage(
+    rank_pool: RankPools, tmp_path: Path, identifier: str, stage: int, *, ragged: bool
+) -> None:
+    case = given(stage, ragged=ragged)
+    try:
+        is_named(identifier, case, tmp_path, rank_pool)
+    except ConfigError as refusal:
+        if "cannot show itself here" not in str(refusal):
+            raise
+        assert WHERE.get(identifier, (0, True)) != (stage, ragged)
+        pytest.skip(str(refusal))
+
+
+def test_places_are_those_of_faults_that_there_are() -> None:
+    unknown: set[Any] = WHERE.keys() - FAULTS.keys()
+    assert unknown == set()
