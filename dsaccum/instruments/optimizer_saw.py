@@ -103,14 +103,16 @@ def _from_sgd(before: Snapshot, after: Snapshot, name: str, decay: float) -> See
 
 
 def _from_adagrad(before: Snapshot, after: Snapshot, name: str, decay: float) -> SeenGradient | None:
-    """sum_t = sum_(t-1) + g^2; the sign of g is that of the parameter's way down."""
-    if "sum" not in after.states[name]:
+    """sum_t = sum_(t-1) + g^2; the sign of g is that of the parameter's way down, if it went any."""
+    if "sum" not in after.states[name] or float(before.options[name]["lr"]) == 0.0:
         return None
     new, old, epsilon = _moments(before, after, name, "sum")
     down = before.masters[name].double() - after.masters[name].double()
-    seen = (new - old).clamp(min=0).sqrt() * down.sign()
-    # d sqrt(x) <= sqrt(dx): the worst case, for gradients that vanish in the sum.
-    rounding = float((epsilon * new).sqrt().norm())
+    size = (new - old).clamp(min=0).sqrt()
+    seen = size * down.sign()
+    # d sqrt(x) <= sqrt(dx): the worst case, for gradients that vanish in the sum. Where the parameter took no step that
+    # its last digit could show, the gradient has a size and no sign.
+    rounding = float((epsilon * new).sqrt().norm()) + float(size[down == 0].norm())
     return _without_decay(seen, rounding, before, name, decay, epsilon)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dsaccum.batch import EffectiveBatch
@@ -51,8 +52,12 @@ def installed_versions() -> dict[str, str]:
     """Of everything that a figure of this run depends on."""
     from importlib.metadata import version
 
+    def loaded(name: str) -> str:
+        # What runs may be another than what is installed, e.g. a checkout on PYTHONPATH.
+        return getattr(sys.modules.get(name), "__version__", None) or version(name)
+
     packages = ("dsaccum", "torch", "deepspeed", "transformers")
-    return {**{name: version(name) for name in packages}, "python": platform.python_version()}
+    return {**{name: str(loaded(name)) for name in packages}, "python": platform.python_version()}
 
 
 def run_record(inputs: Inputs, ranks: Ranks, command: list[str]) -> dict[str, Any]:

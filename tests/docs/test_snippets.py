@@ -173,7 +173,7 @@ def test_the_loop_gives_the_mean_over_the_micro_batchs_own_targets(in_a_folder: 
         logits = model(input_ids=tokens, **mask).logits
         terms = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
         found = names["loss_of"](model, {"input_ids": tokens, "labels": labels, **mask})
-        assert float(found) == pytest.approx(float(terms.sum() / (labels[:, 1:] != -100).sum()), rel=1e-6)
+        assert found.item() == pytest.approx((terms.sum() / (labels[:, 1:] != -100).sum()).item(), rel=1e-6)
 
 
 def test_the_fault_of_your_own_is_one(in_a_folder: Path) -> None:

@@ -97,6 +97,18 @@ def test_what_other_optimizers_saw(one_rank: Ranks, kind: str, optimizer: str) -
         assert error > sum(saw[n].rounding for n in SHAPES)
 
 
+@pytest.mark.parametrize(("optimizer", "seen"), [("SGD", False), ("Adagrad", False), ("AdamW", True)])
+def test_a_rate_of_zero_leaves_no_trace_in_parameters(one_rank: Ranks, optimizer: str, seen: bool) -> None:
+    """Schedules may start there. What is recovered from how parameters moved is then untested, not zero."""
+    engine = start_engine(LedgerCase("fp32-0", STEPS, clipping=CLIP, optimizer=optimizer), 1)
+    for group in engine.optimizer.param_groups:
+        group["lr"] = 0.0
+    with observe_steps(engine) as steps:
+        run_window(engine, 0, 1, STEPS, 0)
+    engine.destroy()
+    assert bool(optimizer_saw(steps[0])) == seen
+
+
 def test_an_unknown_optimizer_is_untested(one_rank: Ranks) -> None:
     engine = start_engine(LedgerCase("fp32-0", STEPS, optimizer="RMSprop"), 1)
     with observe_steps(engine) as steps:

@@ -1,4 +1,4 @@
-"""Models and losses of a user's own, for ``model.factory`` and ``loss.factory``: tiny, plain torch, each with one oddity."""
+"""Models and losses of a user's own, for ``model.factory`` and ``loss.factory``: tiny plain torch, one oddity each."""
 
 from __future__ import annotations
 
@@ -115,6 +115,12 @@ def tied(vocabulary_size: int, sequence_length: int) -> nn.Module:
 
 def idle(vocabulary_size: int, sequence_length: int) -> nn.Module:
     return Idle(vocabulary_size, sequence_length)
+
+
+def idle_frozen(vocabulary_size: int, sequence_length: int) -> nn.Module:
+    model = Idle(vocabulary_size, sequence_length)
+    model.idle.requires_grad_(False)
+    return model
 
 
 def dropping(vocabulary_size: int, sequence_length: int) -> nn.Module:

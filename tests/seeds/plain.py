@@ -2,7 +2,8 @@
 
 A correct run drifts away from any other by rounding. So the bound is drawn, not chosen: the same plain run is made with
 every parameter one unit in the last place off (three draws), and once more from micro-batches added up; three times the
-furthest of them is allowed. Nothing of the product's side is in it but samples and order.
+furthest of them is allowed. Nothing of the product's side is in it but samples and order. The loss goes through the
+kernel of torch that the product's goes through too: its two kernels differ by more than a draw where losses near 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.cases import BETAS, EPS, PEAK_RATE, WEIGHT_DECAY, Case, big_batch, tiny_gpt
+from tests.cases import BETAS, EPS, WEIGHT_DECAY, Case, big_batch, tiny_gpt
 
 SAFETY = 3.0
 SGD_RATE, MOMENTUM = 0.25, 0.5
@@ -86,11 +87,12 @@ def train(case: Case, *, ulp_seed: int | None = None, parts: int = 1) -> Trained
     if sgd:
         optimizer = torch.optim.SGD(model.parameters(), lr=SGD_RATE, momentum=MOMENTUM)
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY)
+        optimizer = torch.optim.AdamW(model.parameters(), betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY)
     losses = []
     for step in range(case.steps):
         if not sgd:  # WarmupLR, linear over 5 steps from 1e-4; DeepSpeed sets the rate of update 1 twice
-            optimizer.param_groups[0]["lr"] = 1e-4 + (PEAK_RATE - 1e-4) * min(1.0, max(0, step - 1) / 5)
+            peak = case.config["scheduler"]["params"]["warmup_max_lr"]
+            optimizer.param_groups[0]["lr"] = 1e-4 + (peak - 1e-4) * min(1.0, max(0, step - 1) / 5)
         optimizer.zero_grad()
         ids, mask, targets = big_batch(case, step)
         total = int((targets != -100).sum())
@@ -98,8 +100,8 @@ def train(case: Case, *, ulp_seed: int | None = None, parts: int = 1) -> Trained
         loss = 0.0
         for first in range(0, len(ids), rows):
             piece = slice(first, first + rows)
-            logits = model(input_ids=ids[piece], attention_mask=mask[piece]).logits.transpose(1, 2)
-            part = F.cross_entropy(logits, targets[piece], ignore_index=-100, reduction="sum") / total
+            logits = model(input_ids=ids[piece], attention_mask=mask[piece]).logits.flatten(0, 1)
+            part = F.cross_entropy(logits, targets[piece].flatten(), ignore_index=-100, reduction="sum") / total
             part.backward()
             loss += part.item()
         if case.clipping:

@@ -1,4 +1,4 @@
-"""After one step and after five, every parameter is where plain PyTorch over the big batch takes it, at any N and stage.
+"""After one step and after five, every parameter is where plain PyTorch takes it, at any N and stage.
 
 Run: pytest -n 0 tests/seeds/test_updates_per_parameter.py. Ragged data, clipping on. Not covered: bf16, whose updates
 ``dsaccum verify`` judges (tests/verification/test_equivalent.py); several ranks (test_ranks_against_one_process.py).

@@ -107,9 +107,7 @@ def test_shipped_files_are_read_without_a_warning(path: Path, ranks: int, monkey
     assert prepared.case.source == "launch/experiments/stdlib-nano.yaml"
     assert prepared.warnings == []
     kinds = {note.split()[0] for note in prepared.substitutions}
-    assert kinds <= {"a", "buckets"}, "shrunk on two ranks, and buckets from ZeRO 1 on"
-    assert ("a" in kinds) == (prepared.case.batch.total > 16)
-    assert ("buckets" in kinds) == (prepared.case.zero_stage > 0)
+    assert kinds == {"a"} | ({"buckets"} if prepared.case.zero_stage else set()), "a shrunk copy, small buckets"
 
 
 def test_without_an_experiment_it_works_anywhere(prepare) -> None:
@@ -194,7 +192,8 @@ def test_a_large_model_is_shrunk_with_its_data_and_its_buckets(prepare) -> None:
     section = case.config["zero_optimization"]
     largest = max(parameter.numel() for parameter in prepared.model.parameters())
     assert section["stage3_param_persistence_threshold"] < largest
-    assert section["reduce_bucket_size"] * 3 < prepared.parameters + 3
+    # A third, rounded up to a multiple of 2 W.
+    assert 0 <= section["reduce_bucket_size"] * 3 - prepared.parameters <= 3 * 2 * case.batch.world_size
     assert case.experiment.data.sequence_length == case.samples.sequence_length
     model["config"]["n_layer"] = 3
     assert prepare({}, {"model": model, "data": data}).substitutions

@@ -72,6 +72,8 @@ class Given:
             "zero_optimization": {"stage": self.stage},
             **PRECISIONS[self.precision],
         }
+        if "Adam" not in self.optimizer["type"]:
+            config["zero_allow_untested_optimizer"] = True  # DeepSpeed asks for it at ZeRO 1 and up
         if self.scheduler is not None:
             config["scheduler"] = self.scheduler
         data = write_lines(folder) if self.ragged else write_text(folder)

@@ -154,7 +154,7 @@ class CaseEvidence:
 
     @property
     def additive(self) -> bool:
-        """The loss is a sum over samples. Float32 inside the float64 forward costs additivity too, by some roundings."""
+        """The loss is a sum over samples. Float32 inside the float64 forward costs additivity too: some roundings."""
         return self.additivity[0] <= ADDITIVE * (1e3 if self.mixed_truth else 1.0)
 
     @property

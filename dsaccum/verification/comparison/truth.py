@@ -158,7 +158,8 @@ class ReferenceSide:
 
     def draws(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> float:
         """Relative difference of one micro-batch's float64 loss, computed twice: not 0 where the model itself draws."""
-        truth, batch = self._truth.at(values), self.micro_batches(choice)[0][0]
+        truth = self._truth.at(values)
+        batch = max((batch for step in self.micro_batches(choice) for batch in step), key=truth.targets)
         first, second = (truth.measure(batch).loss_sum for _ in range(2))
         return abs(first - second) / abs(first) if first else 0.0
 

@@ -4,9 +4,12 @@ Parameters, states and count are taken over from the run before each step, so th
 happens. With u the unit roundoff of what the optimizer steps (2^-24 for fp32 masters), for each tensor:
 
     error_t     ||D_t - due_t|| / ||due_t||, D the change of the parameter
-    bound_t     3 y_t + 2 u ||p_t|| / ||due_t|| + 16 u
+    bound_t     3 y_t + 2 u ||p_t|| / ||due_t|| + z_t / ||due_t|| + 16 u
                 y_t: the same rule in the masters' own precision against float64; the second term is the rounding of the
                 parameter itself, one ulp of it at the most
+                z_t: where weight decay is added to the gradient, g + c p rounds by u (|g| + 2 |c p|), c being rounded,
+                too. Where the sum cancels, Adam divides what is left by its own size: then one element moves by up to
+                the rate, in y_t as well, but not in the same elements. z_t is the largest move, element by element
     saw         what reached the optimizer against clipping done anew; bounded by what its recovery may round, 8 u for
                 products, and where clipping acts u sqrt(P) for the norm: P squares added up in float32
 """
@@ -144,6 +147,7 @@ def check_update(step: OptimizerStep, optimizer: Optimizer, hypothesis: Hypothes
     own_precision = next(iter(step.before.masters.values())).dtype
     rounded = _changes(step, optimizer, gradient, hypothesis, own_precision)
     roundoff = torch.finfo(own_precision).eps / 2
+    moved = _moved_by_rounded_sum(step, optimizer, gradient, hypothesis, due, roundoff)
     errors, product, square = [], 0.0, 0.0
     for name, before in step.before.masters.items():
         change = step.after.masters[name].double() - before.double()
@@ -158,7 +162,8 @@ def check_update(step: OptimizerStep, optimizer: Optimizer, hypothesis: Hypothes
         yardstick = float((rounded[name] - wanted).norm()) / size
         ulp = roundoff * float(before.double().norm()) / size
         ratio = float((change * wanted).sum()) / float((wanted * wanted).sum())
-        errors.append(UpdateError(name, distance / size, 3 * yardstick + 2 * ulp + 16 * roundoff, ratio))
+        bound = 3 * yardstick + 2 * ulp + moved.get(name, 0.0) / size + 16 * roundoff
+        errors.append(UpdateError(name, distance / size, bound, ratio))
     return UpdateCheck(errors, product / square if square else None, moved=square > 0)
 
 
@@ -203,6 +208,36 @@ def _changes(
         updates_before=hypothesis.updates_before,
     )
     return {name: after[name].double() - parameters[name].double() for name in parameters}
+
+
+def _moved_by_rounded_sum(
+    step: OptimizerStep,
+    rule: Optimizer,
+    gradient: Mapping[str, Tensor],
+    hypothesis: Hypothesis,
+    due: Mapping[str, Tensor],
+    roundoff: float,
+) -> dict[str, float]:
+    """How far each tensor's change moves when gradient + decay is rounded the one way or the other; see above."""
+    assert step.before is not None
+    if not rule.weight_decay or getattr(rule, "decoupled", False):
+        return {}
+    masters = step.before.masters
+    rounding = {
+        name: roundoff * (tensor.abs() + 2 * rule.weight_decay * masters[name].double().abs())
+        for name, tensor in gradient.items()
+        if name in masters
+    }
+    up, down = (
+        _changes(
+            step, rule, {name: gradient[name] + sign * rounding[name] for name in rounding}, hypothesis, torch.float64
+        )
+        for sign in (1, -1)
+    )
+    return {
+        name: float(torch.maximum((up[name] - due[name]).abs(), (down[name] - due[name]).abs()).norm())
+        for name in rounding
+    }
 
 
 def _excess(error: float, bound: float) -> float:

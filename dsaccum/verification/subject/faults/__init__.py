@@ -73,7 +73,7 @@ def _own_fault(identifier: str, last_change: int) -> Fault:
             f"the function returned {type(fault).__name__}",
             **where,
             value=identifier,
-            allowed=f"a {Fault.__module__}.Fault",
+            allowed="a dsaccum.verification.subject.faults.Fault",
         )
     return fault
 
