@@ -100,12 +100,13 @@ def _tensors_off(noun: str, steps: Sequence[StepRecord], width: int) -> Iterator
         if exceeds(judged.error, judged.bound) and not tensors and judged.worst_parameter:
             yield from labelled(f"worst {noun}", f"{judged.worst_parameter}, step {step.step}", width=width)
             return
-        if not tensors:
-            continue
+        weights = step.micro_batch_weights
+        if not tensors or (noun == "gradient" and exceeds(weights.max_error, weights.tolerance)):
+            continue  # where weights are wrong, all tensors are, and the matrix says why
         yield from heading(f"tensors with a wrong {noun}", f"step {step.step}")
         for tensor in tensors[:MOST_TENSORS]:
-            off = against(tensor.residual, tensor.bound).strip()
-            yield Text(f"  {tensor.name}  ratio {ratio(tensor.ratio)}, residual {off}")
+            off = against(tensor.error, tensor.bound).strip()
+            yield Text(f"  {tensor.name}  ratio {ratio(tensor.ratio)}, error {off}")
         if len(tensors) > MOST_TENSORS:
             yield Text(f"  {len(tensors) - MOST_TENSORS} more in the record", ASIDE)
         return

@@ -82,6 +82,9 @@ def _header(record: VerifyRecord, width: int) -> Iterator[Text]:
     yield from listed("warnings", record.warnings, width=width)
 
 
+_TRUTHS = {"mixed": "float64, but for what the model itself computes in float32"}
+
+
 def _described(record: VerifyRecord) -> dict[str, str]:
     model = [record.model.class_name, _parameters(record)]
     numbers = [
@@ -93,7 +96,7 @@ def _described(record: VerifyRecord) -> dict[str, str]:
     return {
         "model": ", ".join(filter(None, model)),
         "precision": ", ".join(filter(None, numbers)),
-        "truth": record.truth or "",
+        "truth": _TRUTHS.get(record.truth or "", record.truth or ""),
         "loop": record.loop,
         "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
         "took": took,

@@ -62,8 +62,9 @@ def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | No
         prepared = _without_dropout(_with_fault(read_case(arguments)))
         pool = own.get(prepared.case.batch.world_size)
         evidence, measured, ran = _examine(prepared, pool, progress)
-        claims, reasons = judge(evidence, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
-        causes = diagnose(evidence, claims.which("fail"))
+        kept = evidence.without_overflows()
+        claims, reasons = judge(kept, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
+        causes = diagnose(kept, claims.which("fail"))
         if any(cause.confidence == "ambiguous" for cause in causes):
             causes = _told_apart(causes, prepared, pool, progress)
     return _record(
@@ -203,6 +204,7 @@ def _record(
         zero_stage=case.zero_stage,
         truth="mixed" if evidence.mixed_truth else "float64",
         substitutions=prepared.substitutions,
+        unavailable=prepared.unavailable,
         remedies=ran.remedies,
         warnings=prepared.warnings,
         fault=case.fault,

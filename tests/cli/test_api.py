@@ -69,7 +69,7 @@ def test_the_assertion_fails_where_nothing_is_proven(stub: StubVerify) -> None:
 
 
 def test_the_assertion_is_strict_only_if_asked(stub: StubVerify) -> None:
-    stub.result = records.record(substitutions=["FusedAdam was replaced"])
+    stub.result = records.record(unavailable=["FusedAdam was replaced"])
     assert_same_update("ds.json")
     with pytest.raises(AssertionError, match="strict: substituted: FusedAdam"):
         assert_same_update("ds.json", strict=True)

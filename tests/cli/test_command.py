@@ -176,7 +176,7 @@ def test_no_verdict_is_3_with_report_and_record(
 
 def test_strict_is_3_where_anything_is_open(stub: StubVerify, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--strict") == 0
-    stub.result = records.record(substitutions=["FusedAdam was replaced"])
+    stub.result = records.record(unavailable=["FusedAdam was replaced"])
     assert run() == 0
     assert run("--strict") == 3
     assert capsys.readouterr().err.endswith("error: --strict: substituted: FusedAdam was replaced\n")

@@ -50,7 +50,7 @@ CONTRACT = """
  "versions": {...}, "hardware": {...}, "command": [...], "elapsed_s": 0.0}
 """  # noqa: E501
 ADDED = {
-    "": {"reasons", "warnings", "precision", "accumulation_dtype", "zero_stage", "model", "experiment",
+    "": {"reasons", "warnings", "unavailable", "precision", "accumulation_dtype", "zero_stage", "model", "experiment",
          "deepspeed_config", "fault"},
     "steps.": {"window", "data", "optimizer_steps"},
     "steps.micro_batch_weights.": {"reason"},

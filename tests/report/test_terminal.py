@@ -139,9 +139,15 @@ def test_ranks_are_shown_one_by_one_only_where_they_differ() -> None:
 
 
 def test_tensors_that_are_off_are_named() -> None:
-    text = report(records.ranks_not_reduced())
-    assert lines_with(text, "layers.4.weight  ratio 1.3000, residual 9.0e-01 / 1.0e-06")
+    off = records.ranks_not_reduced().steps[1].gradient
+    text = report(records.record(steps=[records.step(1, 4, 2, gradient=off)]))
+    assert lines_with(text, "layers.4.weight  ratio 1.3000, error 9.0e-01 / 1.0e-06")
     assert lines_with(text, "15 more in the record")
+
+
+def test_tensors_are_not_named_where_the_weights_are_wrong() -> None:
+    """All are off then, and the matrix says why."""
+    assert "layers.4.weight" not in report(records.ranks_not_reduced())
 
 
 def test_no_verdict_says_why() -> None:

@@ -89,7 +89,7 @@ class Ended:
 
     @property
     def errors(self) -> list[str]:
-        return [line for line in self.said.splitlines() if line.startswith("error")]
+        return [line for line in self.said.splitlines() if line.startswith("error:")]
 
 
 class Running:

@@ -53,6 +53,7 @@ class PreparedCase:
         model: the verified one, plain, float32, on the CPU, in training mode.
         loss: the user's own; None for next-token cross entropy.
         substitutions: what is verified in place of what was written, one line each.
+        unavailable: those of them that this machine made necessary.
         warnings: what may not be what was meant, one line each.
         parameters: of the verified model.
         data: what was read, as in a run's record (JSON types only).
@@ -62,6 +63,7 @@ class PreparedCase:
     model: nn.Module
     loss: SummedLoss | None
     substitutions: list[str]
+    unavailable: list[str]
     warnings: list[str]
     parameters: int
     data: dict[str, Any]
@@ -85,7 +87,7 @@ def read_case(arguments: VerifyArguments) -> PreparedCase:
     schema = installed_schema()
     source = str(_experiment_file(arguments.experiment))
     experiment = load_experiment(source, arguments.overrides)
-    settings, substitutions, warnings = _read_settings(arguments, experiment, schema)
+    settings, rescaled, unavailable, warnings = _read_settings(arguments, experiment, schema)
     loss = None if experiment.loss.factory is None else build_loss(experiment.loss.factory, source=source)
     rates = schema.rehearse(settings.config, max(arguments.steps, MOST_WARM_UP_STEPS))
     steps, at_rate_zero = steps_to_verify(arguments.steps, rates)
@@ -123,7 +125,8 @@ def read_case(arguments: VerifyArguments) -> PreparedCase:
         case=case,
         model=fitted.model,
         loss=loss,
-        substitutions=[*substitutions, *fitted.notes, *about_buckets],
+        substitutions=[*rescaled, *unavailable, *fitted.notes, *about_buckets],
+        unavailable=unavailable,
         warnings=[*warnings, *at_rate_zero, *_about_time(work.seconds(fitted.parameters, fed.samples.sequence_length))],
         parameters=fitted.parameters,
         data=data.description,
@@ -138,8 +141,8 @@ def _experiment_file(named: Path | None) -> Path:
 
 def _read_settings(
     arguments: VerifyArguments, experiment: Experiment, schema: DeepSpeedSchema
-) -> tuple[DeepSpeedSettings, list[str], list[str]]:
-    """The JSON resolved for this machine, its substitutions, and what is worth a warning."""
+) -> tuple[DeepSpeedSettings, list[str], list[str], list[str]]:
+    """The JSON resolved; how its batch was rescaled, what this machine cannot run, and what is worth a warning."""
     written = read_json_object(arguments.deepspeed)
     ranks = _ranks(arguments.ranks, schema.machine)
     with located_in(arguments.deepspeed):
@@ -152,7 +155,7 @@ def _read_settings(
     )
     # The default experiment has a value for many an "auto"; that a JSON does not ask for all of them is no news.
     unused = unused_auto_values(substituted, experiment) if arguments.experiment is None else []
-    return settings, rescaled + substitutions, [line for line in settings.warnings if line not in unused]
+    return settings, rescaled, substitutions, [line for line in settings.warnings if line not in unused]
 
 
 def likely_ranks() -> int:

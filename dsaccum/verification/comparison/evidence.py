@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -161,6 +161,12 @@ class CaseEvidence:
     def deterministic(self) -> bool:
         """Model and loss draw nothing. Where they do, the reference errs as the run does, and bounds mean nothing."""
         return self.model_draws <= ADDITIVE
+
+    def without_overflows(self) -> CaseEvidence:
+        """Without windows that fp16's loss scaling discarded, as it has to while it looks for its scale."""
+        if self.case.precision not in ("fp16", "autocast fp16"):
+            return self
+        return replace(self, steps=[step for step in self.steps if step.applied is not False])
 
 
 @dataclass(frozen=True)

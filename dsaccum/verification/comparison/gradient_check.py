@@ -3,7 +3,7 @@
 Bounds are derived, with u the unit roundoff of a format (2^-24 in fp32, 2^-8 in bf16) and m the elements of a tensor:
 
     error_t     ||G_t - truth_t|| / S_t, S_t = sum of w_i ||g_i,t||, at least 1e-6 of the whole gradient's
-    bound_t     2 (1 + 6 / sqrt(2 m)) y_t + 4 u_accumulated + u_communicated + noise
+    bound_t     2 (1 + 6 / sqrt(2 m)) y_t + 4 u_accumulated + u_forward + noise
                 y_t: the yardstick's own error, at least the median tensor's. It is one draw from the rounding that the
                 run draws from too; a norm over m elements scatters by 1 / sqrt(2 m), and six times that is allowed.
     weights     2.5 d + (N + W) u_fp32 c + low, d: what the yardsticks' weights, and those of several draws of the same

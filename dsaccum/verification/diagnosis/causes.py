@@ -145,10 +145,6 @@ ADVICE: dict[str, Advice] = {
         "gradients hold a part that no micro-batch accounts for: a random draw in the model or the loss",
         "set dropout and noise to 0 for the verification; with them no split of a batch equals another",
     ),
-    "low-precision-accumulation": Advice(
-        "the accumulator loses small contributions that the config promised to keep",
-        'use ZeRO 1 with "data_types": {"grad_accum_dtype": "fp32"}',
-    ),
     "loss-not-additive": Advice(
         "the loss is no sum over samples, so that no accumulation could equal the big batch",
         "leave the term that couples samples out (batch statistics, a contrastive term, a router's loss), or accept "

@@ -104,8 +104,8 @@ def _patterns(counts: Counts) -> Iterator[Signature]:
         ("rank-mean-of-means",), [[n / (of_rank[r] * ranks) for r, n in enumerate(step)] for step in targets]
     )
     for fault, divisors in (("targets-counted-before-shift", counts.labels), ("padding-counted", counts.positions)):
-        if fault == "padding-counted" and counts.positions == counts.labels:
-            continue  # there is no padding
+        if divisors == counts.targets or (fault == "padding-counted" and divisors == counts.labels):
+            continue  # nothing is counted that should not be
         total = max(_sum(divisors), 1)
         yield Signature((fault,), [[n / total for n in step] for step in targets])
         own = [

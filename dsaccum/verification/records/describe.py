@@ -87,7 +87,7 @@ def _gradient(step: StepEvidence) -> GradientRecord:
         noise=check.noise,
         worst_parameter=check.worst.name,
         tensors_off=[
-            TensorOff(name=tensor.name, ratio=tensor.ratio, residual=tensor.error, bound=tensor.bound)
+            TensorOff(name=tensor.name, ratio=tensor.ratio, error=tensor.error, bound=tensor.bound)
             for tensor in check.off
         ],
     )
@@ -109,7 +109,7 @@ def _update(step: StepEvidence) -> UpdateRecord:
         ratio=step.update.ratio,
         worst_parameter=worst.name,
         tensors_off=[
-            TensorOff(name=tensor.name, ratio=tensor.ratio, residual=tensor.error, bound=tensor.bound)
+            TensorOff(name=tensor.name, ratio=tensor.ratio, error=tensor.error, bound=tensor.bound)
             for tensor in step.update.off
         ],
     )

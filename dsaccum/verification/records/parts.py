@@ -68,7 +68,7 @@ class TensorOff(RecordPart):
 
     name: str
     ratio: Number = None
-    residual: Number = None
+    error: Number = None
     bound: Number = None
 
 

@@ -126,7 +126,8 @@ class VerifyRecord(RecordPart):
     """Everything that one ``dsaccum verify`` found out.
 
     Beyond the contract's keys: ``reasons`` (why a claim failed, is untested or not applicable), ``warnings``, and
-    what was verified. ``experiment`` and ``deepspeed_config`` are as they were resolved, ``fault`` is an injected one.
+    what was verified. ``unavailable`` are those substitutions that this machine made necessary. ``experiment`` and
+    ``deepspeed_config`` are as they were resolved, ``fault`` is an injected one.
 
     Raises:
         ValueError: ``verdict`` is not what ``verdict_of(claims)`` says.
@@ -149,6 +150,7 @@ class VerifyRecord(RecordPart):
     zero_stage: int | None = None
     truth: Literal["float64", "mixed", "float32"] | None = None
     substitutions: list[str] = Field(default_factory=list)
+    unavailable: list[str] = Field(default_factory=list)
     remedies: list[str] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     fault: str | None = None
@@ -170,11 +172,11 @@ class VerifyRecord(RecordPart):
         return self
 
     def open_questions(self) -> list[str]:
-        """What was substituted or left untested, one clause each: what ``--strict`` does not let pass."""
+        """What ``--strict`` does not let pass: what this machine cannot run, and what was left untested."""
         untested = [
             _with_reason(f"{claim} is untested", self.reasons.get(claim)) for claim in self.claims.which("untested")
         ]
-        return [f"substituted: {each}" for each in self.substitutions] + untested
+        return [f"substituted: {each}" for each in self.unavailable] + untested
 
     def why_undecided(self) -> str:
         """Why there is no verdict: which of gradient and update did not pass a test, and the reason."""
