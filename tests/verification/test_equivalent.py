@@ -122,6 +122,21 @@ def test_autocast_is_forgotten_before_the_next_case(rank_pool: RankPools, tmp_pa
     equivalent(given.verify(tmp_path, rank_pool))
 
 
+@pytest.mark.parametrize("architecture", ["gpt_neox", "opt"])
+def test_zero_3s_linear_layer_is_forgotten_before_the_next_case(
+    rank_pool: RankPools, tmp_path: Path, architecture: str
+) -> None:
+    """At ZeRO 3 DeepSpeed replaces torch's for the process by one that rounds bf16 once more; ZeRO 1 has torch's.
+
+    One micro-batch, so the run does what the reference does, operation by operation: weights are right to the bit.
+    """
+    small = Given(architecture=architecture, micro_steps=1, rows=1, precision="bf16", length=24)
+    before, _, after = (replace(small, stage=stage).verify(tmp_path, rank_pool, steps=4).steps for stage in (1, 3, 1))
+    for steps in (before, after):
+        assert max(step.micro_batch_weights.max_error or 0.0 for step in steps) < 1e-12
+    assert [step.gradient.error for step in after] == [step.gradient.error for step in before]
+
+
 # Loops of others ---------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,9 @@ from dsaccum.verification.subject.faults import fault_of
 from dsaccum.verification.subject.loops import Subject, Windows, loop_of
 
 
+_LINEAR = torch.nn.functional.linear
+
+
 @dataclass(frozen=True)
 class Ran:
     """What is left to say when the last window has been sent.
@@ -82,7 +85,7 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
     remove_dropout(model)
     loss = build_loss(case.experiment.loss.factory, source=case.source)
     context.at(0, 0, "building the engine")
-    _forget_autocast()
+    _forget_earlier_engines()
     engine = _build_engine(model, case, loss)
     torch.manual_seed(case.experiment.run.seed + 1 + context.ranks.rank)
     subject = Subject(engine, context.ranks, context)
@@ -91,8 +94,12 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
     engine.engine.destroy()  # not after a failure: it could wait for ranks that have ended, and the pool ends them all
 
 
-def _forget_autocast() -> None:
-    """DeepSpeed remembers for the whole process that one engine used autocast, and later ones would use it too."""
+def _forget_earlier_engines() -> None:
+    """Undo what one engine changes for the whole process, so that later ones compute as in a process of their own.
+
+    That autocast is on; and, from ZeRO 3 on, a linear layer that rounds the product before it adds the bias.
+    """
+    torch.nn.functional.linear = _LINEAR
     module = sys.modules.get("deepspeed.runtime.torch_autocast")
     if module is not None:
         module.TORCH_AUTOCAST_INITIALIZED = False  # type: ignore[attr-defined]
