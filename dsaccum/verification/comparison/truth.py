@@ -2,15 +2,18 @@
 
 truth       the big batch in float64: one forward and backward
 columns     each micro-batch's own mean gradient, computed as the run computes it: same precision, same shape, same
-            scale of the loss. Rounding then cancels when weights are recovered.
+            scale of the loss, at ZeRO 3 DeepSpeed's own linear layer. Rounding then cancels when weights are recovered.
 yardsticks  how much error is honest: (a) the columns added up in the config's accumulation type with the weights
-            that are due; (b) the big batch in the config's precision, which rounds everywhere else
+            that are due, rounded to the forward's type as ranks may be reduced in; (b) in fp32 the big batch too,
+            which rounds everywhere else. (A bf16 big batch adds up thousands of terms in bf16, as in an embedding: that
+            is worse than any accumulation, and no yardstick.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +111,10 @@ class ReferenceSide:
             choice: which window.
             values: parameters and buffers as the forward used them, by name.
         """
+        with _linear_layer_of(self.case):
+            return self._window(choice, values)
+
+    def _window(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> WindowTruth:
         micro_batches = self.micro_batches(choice)
         big_batch = self._of(choice).window_batch(choice.index)
         truth, yardstick = self._truth.at(values), self._yardstick.at(values)
@@ -240,6 +247,29 @@ class ReferenceSide:
             micro_batch=self.case.batch.micro_batch,
             pad_token=self.case.vocabulary.pad_token,
         )
+
+
+@contextmanager
+def _linear_layer_of(case: Case) -> Iterator[None]:
+    """ZeRO 3 replaces torch's linear layer by one that rounds the product before it adds the bias.
+
+    Where activations are cut off at 0, as by ReLU, such a last digit may decide over a whole neuron.
+    """
+    efficient = case.config.get("zero_optimization", {}).get("memory_efficient_linear", True)
+    if case.zero_stage < 3 or not efficient:
+        yield
+        return
+    before = torch.nn.functional.linear
+
+    def product_then_bias(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        product = input.matmul(weight.t())
+        return product if bias is None else product + bias
+
+    torch.nn.functional.linear = product_then_bias
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = before
 
 
 def relative_difference(first: Tensor, second: Tensor) -> float:

@@ -27,7 +27,6 @@ from dsaccum.verification.subject.capture import captured, describe_start
 from dsaccum.verification.subject.faults import fault_of
 from dsaccum.verification.subject.loops import Subject, Windows, loop_of
 
-
 _LINEAR = torch.nn.functional.linear
 
 
