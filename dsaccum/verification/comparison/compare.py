@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dsaccum.reference import SummedLoss
 from dsaccum.reference_optimizers import NotRebuilt, rebuild_optimizer
 from dsaccum.reference_schedules import rebuild_schedule
+from dsaccum.verification.cases.arguments import LOOPS
 from dsaccum.verification.cases.case import Case
 from dsaccum.verification.comparison.evidence import (
     CaseEvidence,
@@ -76,7 +77,9 @@ def compare(
                 counts=_counts(due, side.targets),
                 updates_before=updates,
                 loss=ran.losses[index],
-                sample_faults=check_samples(window, due, [side.micro_batches(other) for other in others]),
+                sample_faults=check_samples(
+                    window, due, [side.micro_batches(other) for other in others], ours=case.loop in LOOPS
+                ),
             )
         )
         updates += sum(step.applied for step in window[0].steps)

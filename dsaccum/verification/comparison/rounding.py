@@ -71,6 +71,8 @@ def rounding_noise(columns: Columns, due: Sequence[float], world_size: int, roun
         gram += matrix @ matrix.T
         products += matrix @ errors.T
         squares += errors.square().sum(dim=1)
+    if not (gram.isfinite().all() and products.isfinite().all()):
+        return Noise(0.0, 0.0)  # nothing can be recovered from what isn't finite, and nothing is excused by it
     off = torch.linalg.lstsq(gram, products).solution  # [p, draws]
     left = (squares - (products * off).sum(dim=0)).clamp(min=0).sqrt()
     norms = gram.diagonal().sqrt()

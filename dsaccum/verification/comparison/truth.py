@@ -261,15 +261,42 @@ def _linear_layer_of(case: Case) -> Iterator[None]:
         return
     before = torch.nn.functional.linear
 
-    def product_then_bias(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        product = input.matmul(weight.t())
-        return product if bias is None else product + bias
+    def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _LinearOfZero3.apply(input, weight, bias)
 
-    torch.nn.functional.linear = product_then_bias
+    torch.nn.functional.linear = linear
     try:
         yield
     finally:
         torch.nn.functional.linear = before
+
+
+class _LinearOfZero3(torch.autograd.Function):
+    """x W^T + b as DeepSpeed's: product and sum round one after the other; gradients likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[..., inputs] -> [..., outputs]; where x is a plain matrix, in one operation."""
+        device = x.device.type
+        ctx.save_for_backward(x, weight)
+        ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        if bias is None:
+            return x.matmul(weight.t())
+        return torch.addmm(bias, x, weight.t()) if x.dim() == 2 else x.matmul(weight.t()) + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Of x, weight and bias, each where it is wanted."""
+        x, weight = ctx.saved_tensors
+        [gradient] = gradients
+        wanted = ctx.needs_input_grad
+        rows, others = gradient.reshape(-1, gradient.shape[-1]), tuple(range(gradient.dim() - 1))
+        with torch.autocast(*ctx.autocast):
+            of_x = gradient.matmul(weight) if wanted[0] else None
+            of_weight = rows.t().matmul(x.reshape(-1, x.shape[-1])) if wanted[1] else None
+            if len(wanted) == 2:
+                return of_x, of_weight
+            return of_x, of_weight, (gradient.sum(others) if others else gradient) if wanted[2] else None
 
 
 def relative_difference(first: Tensor, second: Tensor) -> float:

@@ -44,7 +44,11 @@ def _gradient(evidence: CaseEvidence) -> Judged:
             return Judged("fail", f"step {step.step}: the optimizer stepped after micro-step {after}")
         if not step.gradient_right:
             return Judged("fail", f"step {step.step}: {_gradient_reason(step)}")
-    return Judged("pass") if evidence.steps else Judged("untested", "loss scaling discarded every window")
+    if not evidence.steps:
+        return Judged("untested", "loss scaling discarded every window")
+    if not any(any(step.truth.sizes.values()) for step in evidence.steps):
+        return Judged("untested", "the right gradient is zero in every window: nothing could be wrong")
+    return Judged("pass")
 
 
 def _gradient_reason(step: StepEvidence) -> str:

@@ -135,7 +135,10 @@ class _Recorder:
     def window(self, index: int) -> list[MicroBatch]:
         self._window, self._micro_step = WindowCapture(index + 1), 0
         micro_batches = self._windows.window(index)
-        self._window.micro_batches = [dict(micro_batch) for micro_batch in micro_batches]
+        # Copies: a loop may change its batch in place.
+        self._window.micro_batches = [
+            {name: field.clone() for name, field in micro_batch.items()} for micro_batch in micro_batches
+        ]
         return micro_batches
 
     def before_forward(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
