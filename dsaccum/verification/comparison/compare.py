@@ -23,6 +23,7 @@ from dsaccum.verification.comparison.evidence import (
 from dsaccum.verification.comparison.sample_check import check_samples
 from dsaccum.verification.comparison.trajectory import PERTURBED_RUNS, compare_trajectory
 from dsaccum.verification.comparison.truth import ReferenceSide
+from dsaccum.verification.comparison.update_check import changed_between
 from dsaccum.verification.progress import Progress
 from dsaccum.verification.records.parts import TrajectoryRecord
 from dsaccum.verification.subject.capture import Start, WindowCapture
@@ -74,6 +75,7 @@ def compare(
                 side.sketch,
                 window,
                 comparable=[each == before[0] for each in before],
+                changed_before=_changed_before(captures, index),
                 counts=_counts(due, side.targets),
                 updates_before=updates,
                 loss=ran.losses[index],
@@ -114,6 +116,13 @@ def _values_before(capture: WindowCapture, start: Start) -> Mapping[str, Tensor]
     if not capture.steps or capture.steps[0].before is None:
         return None
     return {**start.buffers, **capture.steps[0].before.parameters}
+
+
+def _changed_before(captures: list[list[WindowCapture]], index: int) -> list[str]:
+    """What somebody changed between the window before and this one, on rank 0."""
+    if index == 0 or not captures[index - 1][0].steps or not captures[index][0].steps:
+        return []
+    return changed_between(captures[index - 1][0].steps[-1], captures[index][0].steps[0])
 
 
 def _counts(due: list[list[dict[str, Tensor]]], targets: Callable[[dict[str, Tensor]], int]) -> Counts:

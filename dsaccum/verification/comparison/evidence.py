@@ -69,6 +69,7 @@ class StepEvidence:
         not_finite: (rank, micro-step) whose gradient was not finite.
         replicas_differing: parameters whose copies differ between ranks after the window.
         frozen_changed: parameters that are not trained and changed.
+        changed_before: parameters that differ, or whose optimizer states do, from what the window before left.
     """
 
     step: int
@@ -91,6 +92,7 @@ class StepEvidence:
     not_finite: list[tuple[int, int]]
     replicas_differing: list[str]
     frozen_changed: list[str]
+    changed_before: list[str]
 
     @property
     def stepped_once_at_the_end(self) -> bool:
@@ -191,6 +193,7 @@ def gather_step(
     captures: list[WindowCapture],
     *,
     comparable: list[bool],
+    changed_before: list[str],
     counts: Counts,
     updates_before: int,
     loss: float | None,
@@ -205,6 +208,7 @@ def gather_step(
         sketch: of its columns.
         captures: of this window, by rank.
         comparable: whether a rank had rank 0's parameters before the window.
+        changed_before: parameters that somebody changed since the window before.
         counts: of its micro-batches.
         updates_before: updates that were applied before this window.
         loss: as logged.
@@ -254,6 +258,7 @@ def gather_step(
         ],
         replicas_differing=differing([capture.checksums for capture in captures]),
         frozen_changed=frozen_changes(last) if last is not None else [],
+        changed_before=changed_before,
     )
 
 

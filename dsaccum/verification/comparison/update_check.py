@@ -183,6 +183,22 @@ def rates_used(step: OptimizerStep) -> set[float]:
     return {float(options["lr"]) for options in step.before.options.values()}
 
 
+def changed_between(earlier: OptimizerStep, later: OptimizerStep) -> list[str]:
+    """Parameters that are not what the earlier step left, in themselves or in their optimizer states."""
+    if earlier.after is None or later.before is None:
+        return []
+    left, found = earlier.after, later.before
+    return [
+        name
+        for name, master in found.masters.items()
+        if not torch.equal(left.masters[name], master)
+        or any(
+            value.dim() and not torch.equal(value, found.states[name].get(key, torch.empty(0)))
+            for key, value in left.states[name].items()
+        )
+    ]
+
+
 def frozen_changes(step: OptimizerStep) -> list[str]:
     """Parameters that are not trained and changed all the same."""
     assert step.before is not None

@@ -76,6 +76,9 @@ def _clipping(evidence: CaseEvidence) -> Judged:
 
 def _update(evidence: CaseEvidence) -> Judged:
     for step in evidence.steps:
+        if step.changed_before:
+            name = step.changed_before[0]
+            return Judged("fail", f"before step {step.step}: {name} or its optimizer state was changed between windows")
         if step.frozen_changed:
             return Judged("fail", f"step {step.step}: {step.frozen_changed[0]} is not trained and changed")
         if step.update is not None and not step.update.passed:
