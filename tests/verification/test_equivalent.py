@@ -131,7 +131,8 @@ def test_zero_3s_linear_layer_is_the_references_too_and_ends_with_its_engine(
     """DeepSpeed replaces torch's for the whole process by one that rounds once more; ZeRO 1 is due torch's again.
 
     One micro-batch of OPT, whose layers have biases: the reference does what the run does, operation by operation, so
-    in bf16 weights are right to the bit. The control is a reference that has torch's own at ZeRO 3.
+    weights are as right as in fp32; one bf16 rounding that differs costs more than 1e-5. The control is a reference
+    that has torch's own at ZeRO 3.
     """
     given = Given(architecture="opt", micro_steps=1, rows=1, precision=precision, length=24, clipping=0.0)
 
@@ -140,12 +141,11 @@ def test_zero_3s_linear_layer_is_the_references_too_and_ends_with_its_engine(
         assert record.verdict == "equivalent", found(record)
         return max(step.micro_batch_weights.max_error or 0.0 for step in record.steps)
 
-    bound = 1e-12 if precision == "bf16" else 1e-6
-    assert furthest(3) < bound
-    assert furthest(1) < bound
+    assert furthest(3) < 1e-6
+    assert furthest(1) < 1e-6
     monkeypatch.setattr(truth, "_linear_layer_of", lambda case: nullcontext())
     without = replace(given, stage=3).verify(tmp_path, rank_pool, steps=4)
-    assert max(step.micro_batch_weights.max_error or 0.0 for step in without.steps) > 100 * bound
+    assert max(step.micro_batch_weights.max_error or 0.0 for step in without.steps) > 1e-5
 
 
 # Loops of others ---------------------------------------------------------------------------------------------------

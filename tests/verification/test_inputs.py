@@ -165,12 +165,15 @@ def test_what_is_substituted_is_said(prepare, monkeypatch: pytest.MonkeyPatch) -
     assert prepared.case.precision == "fp32"
 
 
-def test_with_a_compiler_fused_adam_stays_and_its_time_is_said(prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    on(Machine(device="cpu", has_compiler=True, supports_fp16=False), monkeypatch)
+@pytest.mark.parametrize("compiler", [True, False])
+def test_fused_adam_is_not_compiled_for_a_cpu(prepare, monkeypatch: pytest.MonkeyPatch, *, compiler: bool) -> None:
+    """Not covered: a GPU, where it stays; see test_substitutions.py."""
+    on(Machine(device="cpu", has_compiler=compiler, supports_fp16=False), monkeypatch)
     prepared = prepare({"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})
-    assert prepared.substitutions == []
-    [warning] = prepared.warnings
-    assert "is compiled before the first step" in warning
+    [note] = prepared.substitutions
+    assert note.startswith("FusedAdam would be compiled for this CPU")
+    assert prepared.case.config["optimizer"]["params"]["torch_adam"] is True
+    assert prepared.warnings == []
 
 
 def test_steps_wait_for_a_warm_up_that_starts_at_zero(prepare) -> None:

@@ -280,9 +280,12 @@ class _LinearOfZero3(torch.autograd.Function):
         device = x.device.type
         ctx.save_for_backward(x, weight)
         ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
-        if bias is None:
-            return x.matmul(weight.t())
-        return torch.addmm(bias, x, weight.t()) if x.dim() == 2 else x.matmul(weight.t()) + bias
+        if bias is not None and x.dim() == 2:
+            return torch.addmm(bias, x, weight.t())
+        product = x.matmul(weight.t())
+        if bias is not None:
+            product += bias  # in place: under autocast the bias is float32, and the sum isn't
+        return product
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
