@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.comparison import truth
 from dsaccum.verification.ranks.pools import RankPools
+from dsaccum.verification.ranks.worker import RankContext
 from dsaccum.verification.records.record import VerifyRecord
 from tests.verification.verifying import ADAMW, Given, found
 
@@ -146,6 +148,24 @@ def test_zero_3s_linear_layer_is_the_references_too_and_ends_with_its_engine(
     monkeypatch.setattr(truth, "_linear_layer_of", lambda case: nullcontext())
     without = replace(given, stage=3).verify(tmp_path, rank_pool, steps=4)
     assert max(step.micro_batch_weights.max_error or 0.0 for step in without.steps) > 1e-5
+
+
+def halve_linear(context: RankContext | None = None) -> None:
+    """As an engine that ran before leaves torch's linear layer: replaced for the whole process."""
+    torch.nn.functional.linear = lambda x, weight, bias=None: torch._C._nn.linear(x, weight, bias) / 2
+
+
+def test_a_linear_layer_replaced_by_others_is_torchs_again(
+    rank_pool: RankPools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the ranks before their first task, and in the process that calls: its own ZeRO 3 engine replaces it there."""
+    monkeypatch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)  # put back after the test
+    with RankPools() as fresh:
+        fresh.get(1).run(halve_linear)
+        halve_linear()
+        replaced = torch.nn.functional.linear
+        equivalent(Given(architecture="opt", ranks=1).verify(tmp_path, fresh))
+        assert torch.nn.functional.linear is replaced
 
 
 # Loops of others ---------------------------------------------------------------------------------------------------

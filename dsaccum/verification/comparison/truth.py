@@ -253,22 +253,20 @@ class ReferenceSide:
 def _linear_layer_of(case: Case) -> Iterator[None]:
     """ZeRO 3 replaces torch's linear layer by one that rounds the product before it adds the bias.
 
-    Where activations are cut off at 0, as by ReLU, such a last digit may decide over a whole neuron.
+    Where activations are cut off at 0, as by ReLU, such a last digit may decide over a whole neuron. At other stages
+    torch's own is set, since an engine of the caller's may have replaced it in this process.
     """
-    efficient = case.config.get("zero_optimization", {}).get("memory_efficient_linear", True)
-    if case.zero_stage < 3 or not efficient:
-        yield
-        return
     before = torch.nn.functional.linear
-
-    def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _LinearOfZero3.apply(input, weight, bias)
-
-    torch.nn.functional.linear = linear
+    replaced = case.zero_stage == 3 and case.config.get("zero_optimization", {}).get("memory_efficient_linear", True)
+    torch.nn.functional.linear = _linear_of_zero_3 if replaced else torch._C._nn.linear
     try:
         yield
     finally:
         torch.nn.functional.linear = before
+
+
+def _linear_of_zero_3(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _LinearOfZero3.apply(input, weight, bias)
 
 
 class _LinearOfZero3(torch.autograd.Function):
