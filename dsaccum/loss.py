@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -67,22 +68,59 @@ def build_loss(factory: str | None, *, source: str | Path) -> SummedLoss:
         problem = f"it returned {type(loss).__name__}, which has no method {' and no '.join(missing)}"
         allowed = "an object with count(micro_batch) and sum(outputs, micro_batch)"
         raise ConfigError(problem, source=source, key="loss.factory", value=factory, allowed=allowed)
-    return loss
+    return _CheckedLoss(loss, factory, source)
+
+
+class _CheckedLoss:
+    """A loss of the user's, held to what ``SummedLoss`` promises each time it is asked.
+
+    Raises:
+        ConfigError: ``count`` or ``sum`` returned something else, or raised.
+    """
+
+    def __init__(self, loss: SummedLoss, factory: str, source: str | Path) -> None:
+        self._loss, self._factory, self._source = loss, factory, source
+
+    def count(self, micro_batch: Mapping[str, Tensor]) -> int:
+        count = self._call("count", micro_batch)
+        try:
+            whole = int(count)
+        except (TypeError, ValueError, OverflowError):
+            whole = -1
+        if whole < 0 or whole != count:
+            raise self._mistake(f"count returned {_shown(count)}", "a whole number of at least 0")
+        return whole
+
+    def sum(self, outputs: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+        loss = self._call("sum", outputs, micro_batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise self._mistake(f"sum returned {_shown(loss)}", "a scalar tensor")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise self._mistake("sum returned a loss without a graph", "a scalar tensor that backward can start from")
+        return loss
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._loss, method)(*arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            problem = f"{method} raised {type(error).__name__}: {error}"
+            raise ConfigError(problem, source=self._source, key="loss.factory", value=self._factory) from error
+
+    def _mistake(self, problem: str, allowed: str) -> ConfigError:
+        return ConfigError(problem, source=self._source, key="loss.factory", value=self._factory, allowed=allowed)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return f"a tensor of shape {list(value.shape)}"
+    return repr(value.item() if isinstance(value, Tensor) else value)
 
 
 def window_count(loss: SummedLoss, micro_batches: Iterable[Mapping[str, Tensor]]) -> int:
-    """What this rank's part of a window is divided by.
-
-    Raises:
-        ValueError: the loss counts something that is no whole number of at least 0.
-    """
-    total = 0
-    for micro_batch in micro_batches:
-        count = loss.count(micro_batch)
-        if count != int(count) or count < 0:
-            raise ValueError(f"loss.factory: count must return a whole number of at least 0, it returned {count}")
-        total += int(count)
-    return total
+    """What this rank's part of a window is divided by."""
+    return sum(loss.count(micro_batch) for micro_batch in micro_batches)
 
 
 def engine_divisor(window_targets: int, accumulation_steps: int, world_size: int) -> float:

@@ -136,6 +136,12 @@ def _from_factory(factory: str, vocabulary_size: int, sequence_length: int, sour
         raise ConfigError(problem, source=source, key="model.factory", value=factory, allowed="a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("the model has nothing to train", source=source, key="model.factory", value=factory)
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:  # DeepSpeed would step it as it is, without a float32 master
+            problem = f"its parameter {name} is {str(parameter.dtype).removeprefix('torch.')}"
+            allowed = "parameters in float32; the DeepSpeed JSON alone chooses the precision of training"
+            fix = 'return model.float(), with "bf16": {"enabled": true} in the JSON if that is wanted'
+            raise ConfigError(problem, source=source, key="model.factory", value=factory, allowed=allowed, fix=fix)
     return model
 
 

@@ -11,6 +11,7 @@ import typer
 
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.config.errors import ConfigError
+from dsaccum.config.reading import read_json_object, read_yaml_mapping
 from dsaccum.verification.cases.arguments import MOST_STEPS, VerifyArguments
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def verify_command(
         )
         if json is not None:
             _check_record_path(json)
+        _read_early(deepspeed, experiment)
         return _verify_and_report(arguments, json)
 
     return exit_code_of(work, verbose=verbose)
@@ -158,6 +160,13 @@ def _judged(record: VerifyRecord, *, strict: bool) -> ExitCode:
     if strict and (open_questions := record.open_questions()):
         raise NotCarriedOut(f"--strict: {'; '.join(open_questions)}")
     return ExitCode.EQUIVALENT
+
+
+def _read_early(deepspeed: Path, experiment: Path | None) -> None:
+    """Before torch is loaded, which takes seconds: a mistyped name or a missing comma is answered at once."""
+    read_json_object(deepspeed)
+    if experiment is not None:
+        read_yaml_mapping(experiment)
 
 
 def _check_record_path(path: Path) -> None:

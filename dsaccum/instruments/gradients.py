@@ -6,7 +6,7 @@ accessors return None at ZeRO 0, and abort a rank on Adam's ``step`` elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,7 +105,9 @@ def take_snapshot(engine: Any) -> Snapshot:
 
 
 @contextmanager
-def observe_steps(engine: Any, *, snapshots: bool = True) -> Iterator[list[ObservedStep]]:
+def observe_steps(
+    engine: Any, *, snapshots: bool = True, past_engine: Callable[[], None] | None = None
+) -> Iterator[list[ObservedStep]]:
     """Inside, every optimizer step that ``engine.step`` takes is observed, whatever loop calls it.
 
     The seam is ``engine._take_model_step``: reduction is done by then at every stage, clipping is not.
@@ -113,27 +115,42 @@ def observe_steps(engine: Any, *, snapshots: bool = True) -> Iterator[list[Obser
     Args:
         engine: the live engine.
         snapshots: also copy parameters, masters and states before and after each step.
+        past_engine: called before each step of the optimizer that isn't the engine's: ``engine.optimizer.step()`` in a
+            loop goes past reduction, clipping and the count of micro-steps.
     """
     seen: list[ObservedStep] = []
+    inside = False
     take_model_step = engine._take_model_step
     replaced = engine.__dict__.get("_take_model_step")
 
+    base = getattr(engine.optimizer, "optimizer", engine.optimizer)
+
     def observed(*arguments: Any, **keywords: Any) -> Any:
-        base = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        nonlocal inside
         scale = float(getattr(engine.optimizer, "loss_scale", None) or 1.0)
         before = take_snapshot(engine) if snapshots else None
         step = ObservedStep(read_gradients(engine), scale, before, optimizer=base)
         skipped = engine.skipped_steps
-        result = take_model_step(*arguments, **keywords)
+        inside = True
+        try:
+            result = take_model_step(*arguments, **keywords)
+        finally:
+            inside = False
         step.applied = engine.skipped_steps == skipped
         step.after = take_snapshot(engine) if snapshots else None
         seen.append(step)
         return result
 
+    def before_step(*_: Any) -> None:
+        if past_engine is not None and not inside:
+            past_engine()
+
     engine._take_model_step = observed
+    hook = base.register_step_pre_hook(before_step)
     try:
         yield seen
     finally:
+        hook.remove()
         if replaced is None:
             del engine._take_model_step
         else:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from dsaccum.report.figures import counted
 from dsaccum.report.layout import RIGHT, WRONG, labelled, listed
+from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.records.record import Cause, ClaimState, VerifyRecord
 
 
@@ -46,8 +47,9 @@ def _verdict(record: VerifyRecord) -> str:
 
 def _cause_lines(cause: Cause, number: int, causes: int, width: int) -> list[Text]:
     label = "cause" if causes == 1 else f"cause {number} of {causes}"
+    named = cause.id if cause.id == UNKNOWN else f"{cause.id} ({cause.confidence})"
     return [
-        *labelled(label, f"{cause.id} ({cause.confidence})", width=width, style=WRONG),
+        *labelled(label, named, width=width, style=WRONG),
         *labelled("", cause.summary, width=width),
         *labelled("fix", cause.fix, width=width),
     ]

@@ -24,8 +24,13 @@ def failures_named(ranks: Ranks, watchdog: Watchdog) -> Iterator[None]:
     """
     try:
         yield
-    except (ConfigError, RunFailed):
+    except RunFailed:
         raise
+    except ConfigError as error:
+        where = watchdog.position
+        if not where.step:
+            raise
+        raise RunFailed(f"rank {ranks.rank} failed in {where}: {error}", own=True) from error
     except Exception as error:
         where = watchdog.position
         watchdog.publish()

@@ -20,6 +20,7 @@ from dsaccum.verification.cases.dropout import remove_dropout
 from dsaccum.verification.cases.inputs import PreparedCase, likely_ranks, read_case
 from dsaccum.verification.comparison.compare import compare
 from dsaccum.verification.comparison.evidence import CaseEvidence
+from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.diagnosis.diagnose import diagnose
 from dsaccum.verification.diagnosis.judge import Judged, judge
 from dsaccum.verification.measures.communication import judge_communication
@@ -64,8 +65,8 @@ def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | No
         evidence, measured, ran = _examine(prepared, pool, progress)
         kept = evidence.without_overflows()
         claims, reasons = judge(kept, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
-        causes = diagnose(kept, claims.which("fail"))
-        if any(cause.confidence == "ambiguous" for cause in causes):
+        causes = diagnose(kept, _failed(claims, reasons))
+        if any(_ambiguous(cause) for cause in causes):
             causes = _told_apart(causes, prepared, pool, progress)
     return _record(
         arguments, prepared, evidence, measured, ran, claims=claims, reasons=reasons, causes=causes, started=started
@@ -114,9 +115,8 @@ def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: RankPool, pro
     other = case.split(batch.accumulation_steps + 1, batch.micro_batch).with_windows(windows)
     starts, captures, runs = _run(other, pool, progress)
     evidence = compare(other, prepared.model, prepared.loss, starts, captures, runs[0], progress)
-    claims, _ = judge(evidence, {})
-    again = {cause.id for cause in diagnose(evidence, claims.which("fail"))}
-    ambiguous = [cause for cause in causes if cause.confidence == "ambiguous"]
+    again = {cause.id for cause in diagnose(evidence, _failed(*judge(evidence, {})))}
+    ambiguous = [cause for cause in causes if _ambiguous(cause)]
     left = [cause for cause in ambiguous if cause.id in again]
     if not left or len(left) == len(ambiguous):
         return causes
@@ -124,6 +124,15 @@ def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: RankPool, pro
     decided = {"told_apart_at_accumulation_steps": batch.accumulation_steps + 1}
     kept = [each.model_copy(update={"confidence": confidence, "evidence": each.evidence | decided}) for each in left]
     return [cause for cause in causes if cause not in ambiguous] + kept
+
+
+def _ambiguous(cause: Cause) -> bool:
+    """One of several candidates."""
+    return cause.confidence == "ambiguous" and cause.id != UNKNOWN
+
+
+def _failed(claims: Claims, reasons: dict[str, str]) -> dict[str, str]:
+    return {claim: reasons.get(claim, "") for claim in claims.which("fail")}
 
 
 def _examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> tuple[CaseEvidence, Measured, Ran]:

@@ -43,5 +43,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubVerify:
 
 @pytest.fixture
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With the two files that the commands here name."""
+    (tmp_path / "ds.json").write_text('{"gradient_accumulation_steps": 4}')
+    (tmp_path / "e.yaml").write_text("name: small")
     monkeypatch.chdir(tmp_path)
     return tmp_path

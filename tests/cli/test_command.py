@@ -113,6 +113,9 @@ def test_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
             "error: --accum-steps = 0: is no number of accumulation",
         ),
         (["verify", "--deepspeed", "x", "--steps", "65"], "error: --steps = 65: is no number of steps that can"),
+        (["verify", "--deepspeed", "x.json"], "error: x.json: there is no such file; fix: name another file"),
+        (["verify", "--deepspeed", "e.yaml"], "error: e.yaml: line 1"),
+        (["verify", "--deepspeed", "ds.json", "--experiment", "x.yaml"], "error: x.yaml: there is no such file"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -242,7 +245,8 @@ def test_a_record_that_came_meanwhile_is_kept(
 
 
 @pytest.mark.parametrize("words", [["--help"], ["verify", "--help"], ["--version"], ["verify", "--stepz"],
-                                   ["verify", "--deepspeed", "x", "--loop", "y"]])  # fmt: skip
+                                   ["verify", "--deepspeed", "x", "--loop", "y"],
+                                   ["verify", "--deepspeed", "x.json"]])  # fmt: skip
 def test_start_loads_nothing_heavy(words: list[str]) -> None:
     code = f"import sys; from dsaccum.cli import main; main({words}); print('loaded', *sys.modules)"
     loaded = set(python(code).stdout.splitlines()[-1].split()[1:])
@@ -286,7 +290,7 @@ module = types.ModuleType("dsaccum.verification.verify")
 module.verify = lambda arguments, progress, pools=None: records.record(fault="\\u2713")
 sys.modules[module.__name__] = module
 from dsaccum.cli import main
-sys.exit(main(["verify", "--deepspeed", "x"]))
+sys.exit(main(["verify", "--deepspeed", "ds.json"]))
 """
 
 

@@ -55,8 +55,10 @@ def place(block: Block) -> str:
 
 @pytest.fixture
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the files that snippets name in their first line (``# models.py``)."""
+    """A working directory with the shipped files, and those that snippets name in a first line (``# models.py``)."""
     monkeypatch.chdir(tmp_path)
+    for name in ("ds_configs", "launch"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
     for block in PYTHONS:
         if named := re.match(r"# (\w+\.py)\n", block.text):
             (tmp_path / named[1]).write_text(block.text)
@@ -84,7 +86,7 @@ def test_yaml_is_an_experiment_and_what_it_names_exists(block: Block, in_a_folde
         assert torch.allclose(logits[:, :8], model(input_ids=changed).logits[:, :8], atol=1e-6), "looks ahead"
     if experiment.loss.factory is not None:
         loss = build_loss(experiment.loss.factory, source="snippet.yaml")
-        outputs = type("Outputs", (), {"logits": torch.zeros(2, 4, 8)})
+        outputs = type("Outputs", (), {"logits": torch.zeros(2, 4, 8, requires_grad=True)})
         labels = torch.tensor([[1, 2, 3, 4], [1, -100, 3, -100]])
         assert loss.count({"labels": labels}) == 4
         # Equal logits: every target costs log 8, with or without smoothing.

@@ -5,13 +5,16 @@ Run: pytest tests/loss. Not covered: the averaging over ranks (tests/training).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import dsaccum.loss as loss_module
 from dsaccum.config.errors import ConfigError
 from dsaccum.loss import CausalLMLoss, build_loss, engine_divisor, model_inputs, window_count
 
@@ -59,15 +62,81 @@ def test_the_model_never_sees_labels() -> None:
     assert set(model_inputs({"input_ids": torch.ones(1), "labels": torch.ones(1)})) == {"input_ids"}
 
 
-def test_only_whole_counts_are_taken() -> None:
-    class Half(CausalLMLoss):
-        def count(self, micro_batch):
-            return 0.5
+class Returning:
+    """A loss of the user's that returns, or raises, what it is told."""
 
+    def __init__(self, count: Any = 1, loss: Any = None) -> None:
+        self._count, self._loss = count, loss
+
+    def count(self, micro_batch: Any) -> Any:
+        return self._given(self._count)
+
+    def sum(self, outputs: Any, micro_batch: Any) -> Any:
+        return self._given(self._loss)
+
+    @staticmethod
+    def _given(value: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+@pytest.fixture
+def returning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``returning(...)``: that loss as ``loss.factory`` would bring it."""
+
+    def build(**values: Any) -> Any:
+        monkeypatch.setattr(loss_module, "call_factory", lambda *_, **__: Returning(**values))
+        return build_loss("losses.py:make", source="x.yaml")
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [
+        (0.5, "count returned 0.5; allowed: a whole number of at least 0"),
+        (-1, "count returned -1"),
+        (float("nan"), "count returned nan"),
+        (torch.tensor(float("inf")), "count returned inf"),
+        (torch.ones(2), "count returned a tensor of shape [2]"),
+        (None, "count returned None"),
+        (KeyError("mask"), "count raised KeyError: 'mask'"),
+    ],
+)
+def test_only_whole_counts_are_taken(returning: Callable[..., Any], count: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        window_count(returning(count=count), [{}])
+    assert f'x.yaml: loss.factory = "losses.py:make": {problem}' in str(caught.value)
+
+
+def test_counts_of_a_window_add_up(returning: Callable[..., Any]) -> None:
     batch = {"labels": torch.ones(1, 3, dtype=torch.long)}
     assert window_count(CausalLMLoss(), [batch, batch]) == 4
-    with pytest.raises(ValueError, match=r"count must return a whole number of at least 0, it returned 0\.5"):
-        window_count(Half(), [batch])
+    for count in (3, 3.0, torch.tensor(3)):
+        assert window_count(returning(count=count), [{}, {}]) == 6
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem"),
+    [
+        (0.0, "sum returned 0.0; allowed: a scalar tensor"),
+        (torch.ones(3, requires_grad=True), "sum returned a tensor of shape [3]"),
+        (torch.tensor(1.0), "sum returned a loss without a graph"),
+        (RuntimeError("sizes differ"), "sum raised RuntimeError: sizes differ"),
+    ],
+)
+def test_only_a_scalar_with_a_graph_is_a_loss(returning: Callable[..., Any], loss: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        returning(loss=loss).sum(None, {})
+    assert problem in str(caught.value)
+
+
+def test_a_loss_needs_a_graph_only_where_there_is_one(returning: Callable[..., Any]) -> None:
+    scalar = torch.tensor(2.0, requires_grad=True)
+    assert returning(loss=scalar).sum(None, {}) is scalar
+    with torch.no_grad():
+        assert returning(loss=torch.tensor(1.0)).sum(None, {}) == 1.0
 
 
 def test_a_factory_states_another_loss(tmp_path: Path) -> None:

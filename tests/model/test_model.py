@@ -94,6 +94,15 @@ def test_a_factory_is_called_with_the_data_s_sizes(tmp_path: Path) -> None:
     assert build(factory=f"{file}:make").in_features == 60
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+def test_a_factory_s_parameters_are_float32(tmp_path: Path, precision: str) -> None:
+    """DeepSpeed would train others as they are, without a float32 master, whatever its JSON says."""
+    file = tmp_path / "models.py"
+    file.write_text(f"import torch\ndef make(**_): return torch.nn.Linear(2, 2, bias=False, dtype=torch.{precision})")
+    with pytest.raises(ConfigError, match=rf"model\.factory.* its parameter weight is {precision}; allowed: .*float32"):
+        build(factory=f"{file}:make")
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [

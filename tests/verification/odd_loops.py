@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
+
+from dsaccum.data.samples import NOT_A_TARGET
+from dsaccum.loss import model_inputs
 
 kept: list[Any] = []
 
@@ -70,3 +74,54 @@ def _on_a_thread(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
+
+
+def trims_and_splits(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """One forward for each row, without the filling at its right end: the same sum over the same count."""
+    counted = (micro_batch["labels"][:, 1:] != NOT_A_TARGET).sum()
+    total: Any = 0.0
+    for row in range(len(micro_batch["labels"])):
+        length = int((micro_batch["labels"][row] != NOT_A_TARGET).sum())
+        part = {name: field[row : row + 1, :length] for name, field in micro_batch.items()}
+        logits = engine(**model_inputs(part)).logits[:, :-1].float()
+        total = total + F.cross_entropy(logits.flatten(0, 1), part["labels"][:, 1:].flatten(), reduction="sum")
+    return total / counted
+
+
+def changes_its_batch(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """In place: the first label of a row, which no token predicts."""
+    micro_batch["labels"][:, 0] = NOT_A_TARGET
+    return sound(engine, micro_batch)
+
+
+def steps_the_optimizer(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """Past the engine, which goes on counting. From ZeRO 1 on, DeepSpeed itself raises KeyError."""
+    if not engine.is_gradient_accumulation_boundary():
+        engine.optimizer.step()
+    return sound(engine, micro_batch)
+
+
+def clears_one_gradient(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """Of one parameter, at each micro-step: its last micro-batch is left."""
+    list(engine.module.parameters())[4].grad = None
+    return sound(engine, micro_batch)
+
+
+def multiplies_and_clears_one(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    return clears_one_gradient(engine, micro_batch) * engine.gradient_accumulation_steps()
+
+
+def shrinks_a_parameter(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """Before each window, as a hand-made weight decay or a target network's copy would."""
+    if engine.micro_steps % engine.gradient_accumulation_steps() == 0:
+        with torch.no_grad():
+            list(engine.module.parameters())[4].mul_(0.999)
+    return sound(engine, micro_batch)
+
+
+def forgets_a_state(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """Adam's second moment of one parameter, before each window."""
+    if engine.micro_steps % engine.gradient_accumulation_steps() == 0:
+        for state in list(engine.optimizer.state.values())[:1]:
+            state["exp_avg_sq"].zero_()
+    return sound(engine, micro_batch)

@@ -52,7 +52,7 @@ class StepEvidence:
         choice: which window.
         truth: what it had to give.
         counts: of its micro-batches.
-        boundaries: micro-steps after which the optimizer stepped; [N] if all is well.
+        boundaries: micro-steps after which the optimizer stepped, 0 before the first; [N] if all is well.
         applied: False where DeepSpeed discarded the window; None where the optimizer didn't step.
         gradients: of the window's last optimizer step, by rank; empty where it didn't step. None for a rank whose
             parameters were other than rank 0's before the window: this truth isn't its.
@@ -237,7 +237,7 @@ def gather_step(
         choice=case.windows[first.step - 1],
         truth=truth,
         counts=counts,
-        boundaries=[step.micro_step for step in first.steps],
+        boundaries=sorted([*(step.micro_step for step in first.steps), *first.steps_past_engine]),
         applied=last.applied if last is not None else None,
         gradients=gradients,
         vectors=vectors,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+UNKNOWN = "unknown-difference"
+
 
 class Advice(NamedTuple):
     """Words for one cause."""
@@ -19,8 +21,8 @@ ADVICE: dict[str, Advice] = {
     ),
     "loss-scaled-twice": Advice(
         "two layers divide by the number of accumulation steps: the gradient is N times too small",
-        "hand the undivided loss to engine.backward, computed outside the model from its logits; DeepSpeed 0.18.3 to "
-        "0.19.5 divide twice where the model returns loss and logits: use 0.18.2, or 0.19.6 and later",
+        "hand the undivided loss to engine.backward: take loss / N out of the loop. If nothing there divides: "
+        "DeepSpeed 0.18.3 to 0.19.5 do so twice where the model returns loss and logits; use 0.18.2, or 0.19.6 and up",
     ),
     "only-last-micro-batch": Advice(
         "gradients are cleared inside the window: only its last micro-batch reaches the optimizer",
@@ -32,7 +34,8 @@ ADVICE: dict[str, Advice] = {
     ),
     "step-inside-window": Advice(
         "the optimizer steps more than once in a window",
-        "call engine.step() after every micro-step and let the engine find the boundary; check the spelling of "
+        "call engine.step() after every micro-step, never engine.optimizer.step(), and let the engine find the "
+        "boundary; check the spelling of "
         "gradient_accumulation_steps in the JSON that reaches deepspeed.initialize",
     ),
     "boundary-shifted": Advice(
@@ -142,15 +145,16 @@ ADVICE: dict[str, Advice] = {
         "look at the samples of the rank and micro-step named here, and at the loss on them",
     ),
     "randomness-active": Advice(
-        "gradients hold a part that no micro-batch accounts for: a random draw in the model or the loss",
-        "set dropout and noise to 0 for the verification; with them no split of a batch equals another",
+        "gradients hold a part that no micro-batch accounts for: the same micro-batch has another loss the second time",
+        "set dropout and noise to 0 for the verification, and let no forward change what the next one computes (a "
+        "counter, running statistics); with them no split of a batch equals another",
     ),
     "loss-not-additive": Advice(
         "the loss is no sum over samples, so that no accumulation could equal the big batch",
         "leave the term that couples samples out (batch statistics, a contrastive term, a router's loss), or accept "
         "that its gradient depends on the micro-batch size",
     ),
-    "unknown-difference": Advice(
+    UNKNOWN: Advice(
         "not equivalent, and no known signature fits: the evidence is shown as it is",
         "run it with --loop dsaccum to see whether the loop or the config is at fault",
     ),

@@ -6,21 +6,21 @@ updates are wrong for that reason, and are not explained a second time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from dsaccum.verification.comparison.evidence import CaseEvidence
-from dsaccum.verification.diagnosis.causes import ADVICE
+from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
 from dsaccum.verification.diagnosis.gradient import Named, gradient_causes
 from dsaccum.verification.diagnosis.update import clipping_causes, schedule_causes, update_causes
 from dsaccum.verification.records.record import Cause
 
 
-def diagnose(evidence: CaseEvidence, failed: Iterable[str]) -> list[Cause]:
+def diagnose(evidence: CaseEvidence, failed: Mapping[str, str]) -> list[Cause]:
     """Causes of what failed; ``unknown-difference`` where something failed that none explains.
 
     Args:
         evidence: of all steps.
-        failed: claims that failed.
+        failed: claims that failed, and why.
     """
     open_claims = set(failed)
     if not open_claims:
@@ -40,7 +40,7 @@ def diagnose(evidence: CaseEvidence, failed: Iterable[str]) -> list[Cause]:
             for each in named:
                 open_claims -= _ALSO_EXPLAINS.get(each.candidates[0], frozenset())
     if open_claims:
-        found.append(Named(("unknown-difference",), {"failed": sorted(open_claims)}))
+        found.append(Named((UNKNOWN,), {"failed": {claim: failed[claim] for claim in sorted(open_claims)}}))
     return [_cause(each, identifier) for each in found for identifier in each.candidates]
 
 
@@ -49,7 +49,7 @@ def _cause(named: Named, identifier: str | None = None) -> Cause:
     advice = ADVICE[identifier]
     return Cause(
         id=identifier,
-        confidence="certain" if len(named.candidates) == 1 else "ambiguous",
+        confidence="certain" if len(named.candidates) == 1 and identifier != UNKNOWN else "ambiguous",
         summary=advice.summary + (f" ({named.detail})" if named.detail else ""),
         evidence=named.evidence,
         fix=advice.fix,

@@ -9,7 +9,7 @@ from typing import Any
 from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
 from dsaccum.verification.comparison.factors import Factors
 from dsaccum.verification.comparison.gradient_check import GradientCheck
-from dsaccum.verification.comparison.weights import recover_robustly
+from dsaccum.verification.comparison.weights import judge_tensors, recover_robustly
 from dsaccum.verification.diagnosis.signatures import (
     Matrix,
     clipped_before_reduction,
@@ -43,6 +43,7 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
         if not all(each.explained for step in weighed for each in step.judged):
             named += _stale(evidence, weighed)
         named = named or _by_weights(evidence, weighed)
+        named += _tensors_aside(weighed)
     elif not all(each.explained for step in wrong for each in step.judged):
         named += _stale(evidence, wrong)
     named += _single_tensors(wrong)
@@ -113,7 +114,13 @@ def _stale(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
             explained = found.residual is not None and found.residual <= check.residual_bound
             if explained and share is not None and abs(share) > 10 * check.tolerance:
                 shown = {"step": step.step, "rank": rank, "share_of_the_window_before": share}
-                return [Named(("stale-gradients",), shown, f"{share:.3g} of it, at step {step.step}")]
+                return [
+                    Named(
+                        ("stale-gradients",),
+                        shown,
+                        f"step {step.step} holds {share:.3g} times the gradient of step {before.step}",
+                    )
+                ]
     return []
 
 
@@ -125,12 +132,30 @@ def _single_tensors(steps: Iterable[StepEvidence]) -> list[Named]:
             if not check.weights_right or not check.off or len(check.off) > len(check.tensors) / 2:
                 return []
             off |= {tensor.name: tensor.ratio for tensor in check.off}
+    return _lost(off)
+
+
+def _lost(off: dict[str, float | None]) -> list[Named]:
     if not off:
         return []
     first, ratio = next(iter(off.items()))
     more = f" and {len(off) - 1} more" if len(off) > 1 else ""
     detail = f"{first}{more}" + (f", {ratio:.3g} of what is due" if ratio is not None else "")
     return [Named(("parameter-gradient-lost",), {"parameters": dict(list(off.items())[:20])}, detail)]
+
+
+def _tensors_aside(steps: Iterable[StepEvidence]) -> list[Named]:
+    """The same beside wrong weights: tensors that no weights explain together with the others."""
+    off: dict[str, float | None] = {}
+    for step in steps:
+        for check in step.judged:
+            bounds = {tensor.name: tensor.bound for tensor in check.tensors}
+            fits = judge_tensors(check.factors, check.recovered.weights)
+            aside = {name: fits[name] for name in check.recovered.outliers if fits[name].residual > bounds[name]}
+            if not aside:
+                return []
+            off |= {name: fit.ratio for name, fit in aside.items()}
+    return _lost(off)
 
 
 def _weights_shown(step: StepEvidence) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class WindowCapture:
         micro_batches: as the loop was given them, [N].
         inputs: the token ids that reached each forward, in order; there may be more or fewer than N.
         steps: optimizer steps inside the window; one, at its end, if all is well.
+        steps_past_engine: after which micro-steps the optimizer stepped without the engine; 0 is before the first.
         finite: whether each micro-step's own gradient was, seen at one parameter, which NaN and infinity all reach.
         checksums: of this rank's parameters after the window.
     """
@@ -59,6 +60,7 @@ class WindowCapture:
     micro_batches: list[MicroBatch] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     steps: list[OptimizerStep] = field(default_factory=list)
+    steps_past_engine: list[int] = field(default_factory=list)
     finite: list[bool] = field(default_factory=list)
     checksums: dict[str, int] = field(default_factory=dict)
 
@@ -93,7 +95,7 @@ def captured(subject: Subject, windows: Windows, send: Callable[[WindowCapture],
     engine = subject.engine
     step = engine.step
     had_step = "step" in engine.__dict__
-    with observe_steps(engine) as seen:
+    with observe_steps(engine, past_engine=recorder.at_step_past_engine) as seen:
         recorder.seen = seen
 
         def counted(*arguments: Any, **keywords: Any) -> Any:
@@ -150,6 +152,9 @@ class _Recorder:
     def at_gradient(self, gradient: Tensor) -> None:
         """Called with each micro-step's own gradient of the sentinel; None leaves it as it is."""
         self._window.finite.append(bool(gradient.isfinite().all()))
+
+    def at_step_past_engine(self) -> None:
+        self._window.steps_past_engine.append(self._micro_step)
 
     def after_micro_step(self) -> None:
         self._micro_step += 1
