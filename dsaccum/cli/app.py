@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from dsaccum import __version__
+from dsaccum.cli.doctor import doctor_command
+from dsaccum.cli.faults import faults_command
 from dsaccum.cli.outcome import refuse
 from dsaccum.cli.usage import as_config_error, in_one_spelling, is_usage_error
 from dsaccum.cli.verify import verify_command
@@ -23,6 +25,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("verify")(verify_command)
+app.command("faults")(faults_command)
+app.command("doctor")(doctor_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
+from dsaccum.cli.record_file import check_record_path, write_record
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.reading import read_json_object, read_yaml_mapping
 from dsaccum.verification.cases.arguments import MOST_STEPS, VerifyArguments
@@ -125,7 +124,7 @@ def verify_command(
             command=("dsaccum", *context.obj),
         )
         if json is not None:
-            _check_record_path(json)
+            check_record_path(json)
         _read_early(deepspeed, experiment)
         return _verify_and_report(arguments, json)
 
@@ -147,7 +146,7 @@ def _verify_and_report(arguments: VerifyArguments, record_path: Path | None) -> 
 
     show(lambda: print_report(record))
     if record_path is not None:
-        _write(record, record_path)
+        write_record(record, record_path)
     return _judged(record, strict=arguments.strict)
 
 
@@ -167,22 +166,3 @@ def _read_early(deepspeed: Path, experiment: Path | None) -> None:
     read_json_object(deepspeed)
     if experiment is not None:
         read_yaml_mapping(experiment)
-
-
-def _check_record_path(path: Path) -> None:
-    """Before any work: a record that cannot be written in the end would be a minute lost."""
-    if os.path.lexists(path):
-        free = next(name for n in range(2, sys.maxsize) if not (name := path.with_stem(f"{path.stem}-{n}")).exists())
-        problem = "is there already, and records don't overwrite one another"
-        raise ConfigError(problem, key="--json", value=str(path), fix=f"--json {free}, or delete it")
-    if not path.parent.is_dir():
-        raise ConfigError("there is no such directory", key="--json", value=str(path), fix=f"mkdir -p {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError("its directory cannot be written to", key="--json", value=str(path), fix="name another file")
-
-
-def _write(record: VerifyRecord, path: Path) -> None:
-    try:
-        record.write(path)
-    except OSError as error:
-        raise NotCarriedOut(f"the record could not be written to {path}: {error.strerror or error}") from error

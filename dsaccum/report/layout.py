@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TextIO
 
+from rich.console import Console
 from rich.text import Text
 
 WIDTH: Final = 80
+WIDEST: Final = 100
+"""Longer lines are hard to read, however wide the terminal is."""
 LABEL_WIDTH: Final = 16
 """As in the first lines of a training run."""
 WRONG, RIGHT, LABEL, ASIDE = "bold red", "bold green", "bold", "dim"
@@ -59,3 +62,21 @@ def heading(text: str, aside: str = "", *, width: int = WIDTH) -> list[Text]:
 def as_plain_text(lines: Iterable[Text]) -> str:
     """Without styles."""
     return "\n".join(line.plain.rstrip() for line in lines)
+
+
+def print_lines(lines_of: Callable[[int], Iterable[Text]], stream: TextIO | None = None) -> None:
+    """Print lines made for the width that there is, in one write.
+
+    Args:
+        lines_of: gives them for a width.
+        stream: where to, stdout if left out; colours are used on a terminal only, and not where ``NO_COLOR`` is set.
+
+    Raises:
+        OSError: nobody is left to read it.
+    """
+    console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    width = min(max(console.width, WIDTH), WIDEST) if console.is_terminal else WIDTH
+    with console.capture() as report:
+        for line in lines_of(width):
+            console.print(line)
+    console.file.write(report.get())

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from dsaccum.report.conclusion import claim_lines, verdict_lines
 from dsaccum.report.figures import counted
-from dsaccum.report.layout import WIDTH, as_plain_text, labelled, listed
+from dsaccum.report.layout import WIDTH, as_plain_text, labelled, listed, print_lines
 from dsaccum.report.resources import communication_lines, memory_lines
 from dsaccum.report.step_tables import step_lines
 from dsaccum.report.weight_matrix import weight_lines
 from dsaccum.verification.records.record import VerifyRecord
-
-WIDEST = 100
-"""Longer lines are hard to read, however wide the terminal is."""
 
 
 def print_report(record: VerifyRecord, stream: TextIO | None = None) -> None:
@@ -30,12 +26,7 @@ def print_report(record: VerifyRecord, stream: TextIO | None = None) -> None:
     Raises:
         OSError: nobody is left to read it.
     """
-    console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    width = min(max(console.width, WIDTH), WIDEST) if console.is_terminal else WIDTH
-    with console.capture() as report:
-        for line in report_lines(record, width=width):
-            console.print(line)
-    console.file.write(report.get())
+    print_lines(lambda width: report_lines(record, width=width), stream)
 
 
 def report_lines(record: VerifyRecord, *, width: int = WIDTH) -> list[Text]:

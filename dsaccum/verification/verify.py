@@ -60,17 +60,9 @@ def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | No
         own = pools if pools is not None else stack.enter_context(RankPools())
         own.get(arguments.ranks or likely_ranks())  # they import their libraries while the input is read
         progress.stage("reading config, data and model")
-        prepared = _without_dropout(_with_fault(read_case(arguments)))
-        pool = own.get(prepared.case.batch.world_size)
-        evidence, measured, ran = _examine(prepared, pool, progress)
-        kept = evidence.without_overflows()
-        claims, reasons = judge(kept, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
-        causes = diagnose(kept, _failed(claims, reasons))
-        if any(_ambiguous(cause) for cause in causes):
-            causes = _told_apart(causes, prepared, pool, progress)
-    return _record(
-        arguments, prepared, evidence, measured, ran, claims=claims, reasons=reasons, causes=causes, started=started
-    )
+        prepared = with_fault(read_case(arguments), arguments.fault)
+        examined = examine(prepared, own.get(prepared.case.batch.world_size), progress)
+    return _record(arguments, prepared, examined, started)
 
 
 @dataclass(frozen=True)
@@ -83,14 +75,53 @@ class Measured:
     memory_claim: Judged
 
 
-def _with_fault(prepared: PreparedCase) -> PreparedCase:
-    """The same, where a fault is injected: what it needs is there, and what it asks for is asked of both sides."""
+@dataclass(frozen=True)
+class Examined:
+    """A case that was run, compared with its truth, judged, and what is wrong explained."""
+
+    evidence: CaseEvidence
+    measured: Measured
+    ran: Ran
+    claims: Claims
+    reasons: dict[str, str]
+    causes: list[Cause]
+
+
+def examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> Examined:
+    """Run the case on the ranks, work out what it should have done, measure, judge, name.
+
+    Raises:
+        ConfigError: the input is wrong, as only a rank could find out.
+        RankFailed: a rank could not carry it out.
+    """
     case = prepared.case
-    if case.fault is None:
+    progress.stage(f"running {len(case.windows)} windows on {_ranks(case)}")
+    starts, captures, runs = run_windows(case, pool, progress)
+    progress.stage("computing the reference")
+    evidence = compare(case, prepared.model, prepared.loss, starts, captures, runs[0], progress)
+    measured, findings = _measure(case, pool, runs, progress)
+    evidence = replace(evidence, findings=findings)
+    kept = evidence.without_overflows()
+    claims, reasons = judge(kept, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
+    causes = diagnose(kept, _failed(claims, reasons))
+    if any(_ambiguous(cause) for cause in causes):
+        causes = _told_apart(causes, prepared, pool, progress)
+    return Examined(evidence, measured, runs[0], claims, reasons, causes)
+
+
+def with_fault(prepared: PreparedCase, identifier: str | None) -> PreparedCase:
+    """The same with dropout off, and with a fault that is injected: what that asks for is asked of both sides.
+
+    Raises:
+        ConfigError: there is no such fault, or the case cannot show it.
+    """
+    prepared = _without_dropout(prepared)
+    if identifier is None:
         return prepared
-    fault = fault_of(case.fault)
+    case = replace(prepared.case, fault=identifier)
+    fault = fault_of(identifier)
     if (reason := fault.inapplicable(case)) is not None:
-        raise ConfigError(f"cannot show itself here: {reason}", source="--inject", value=case.fault)
+        raise ConfigError(f"cannot show itself here: {reason}", source="--inject", value=identifier)
     asked = fault.request(case)
     factory = asked.experiment.loss.factory
     loss = prepared.loss if factory == case.experiment.loss.factory else build_loss(factory, source=case.source)
@@ -113,7 +144,7 @@ def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: RankPool, pro
     progress.stage(f"telling {len(causes)} candidates apart with N = {batch.accumulation_steps + 1}")
     windows = tuple(WindowChoice(0, choice.probe) for choice in case.windows)  # longer ones are kept of the first alone
     other = case.split(batch.accumulation_steps + 1, batch.micro_batch).with_windows(windows)
-    starts, captures, runs = _run(other, pool, progress)
+    starts, captures, runs = run_windows(other, pool, progress)
     evidence = compare(other, prepared.model, prepared.loss, starts, captures, runs[0], progress)
     again = {cause.id for cause in diagnose(evidence, _failed(*judge(evidence, {})))}
     ambiguous = [cause for cause in causes if _ambiguous(cause)]
@@ -135,18 +166,9 @@ def _failed(claims: Claims, reasons: dict[str, str]) -> dict[str, str]:
     return {claim: reasons.get(claim, "") for claim in claims.which("fail")}
 
 
-def _examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> tuple[CaseEvidence, Measured, Ran]:
-    """Run the case on the ranks, work out what it should have done, and measure communication and memory."""
-    case = prepared.case
-    progress.stage(f"running {len(case.windows)} windows on {_ranks(case)}")
-    starts, captures, runs = _run(case, pool, progress)
-    progress.stage("computing the reference")
-    evidence = compare(case, prepared.model, prepared.loss, starts, captures, runs[0], progress)
-    measured, findings = _measure(case, pool, runs, progress)
-    return replace(evidence, findings=findings), measured, runs[0]
-
-
-def _run(case: Case, pool: RankPool, progress: Progress) -> tuple[list[Start], list[list[WindowCapture]], list[Ran]]:
+def run_windows(
+    case: Case, pool: RankPool, progress: Progress
+) -> tuple[list[Start], list[list[WindowCapture]], list[Ran]]:
     """Starts by rank; captures by window and rank; what each rank said in the end."""
     ranks = case.batch.world_size
     starts: dict[int, Start] = {}
@@ -181,26 +203,15 @@ def _measure(
     return Measured(traffic, memory, *claims), findings
 
 
-def _record(
-    arguments: VerifyArguments,
-    prepared: PreparedCase,
-    evidence: CaseEvidence,
-    measured: Measured,
-    ran: Ran,
-    *,
-    claims: Claims,
-    reasons: dict[str, str],
-    causes: list[Cause],
-    started: float,
-) -> VerifyRecord:
-    case = prepared.case
+def _record(arguments: VerifyArguments, prepared: PreparedCase, examined: Examined, started: float) -> VerifyRecord:
+    case, evidence, measured = prepared.case, examined.evidence, examined.measured
     batch = case.batch
     return VerifyRecord(
-        verdict=verdict_of(claims),
+        verdict=verdict_of(examined.claims),
         loop=case.loop,
-        claims=claims,
-        reasons=reasons,
-        causes=causes,
+        claims=examined.claims,
+        reasons=examined.reasons,
+        causes=examined.causes,
         effective_batch=EffectiveBatchRecord(
             world_size=batch.world_size,
             micro_batch=batch.micro_batch,
@@ -214,7 +225,7 @@ def _record(
         truth="mixed" if evidence.mixed_truth else "float64",
         substitutions=prepared.substitutions,
         unavailable=prepared.unavailable,
-        remedies=ran.remedies,
+        remedies=examined.ran.remedies,
         warnings=prepared.warnings,
         fault=case.fault,
         steps=[describe_step(step) for step in evidence.steps],
@@ -224,13 +235,14 @@ def _record(
         experiment=case.experiment.model_dump(mode="json"),
         deepspeed_config=case.config,
         versions=installed_versions(),
-        hardware=_hardware(),
+        hardware=hardware(),
         command=list(arguments.command),
         elapsed_s=time.perf_counter() - started,
     )
 
 
-def _hardware() -> dict[str, Any]:
+def hardware() -> dict[str, Any]:
+    """What this was run on, for a record."""
     on_gpu = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",

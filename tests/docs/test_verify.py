@@ -14,10 +14,10 @@ import typer
 
 from dsaccum.cli.app import app
 from dsaccum.cli.outcome import ExitCode
+from dsaccum.records import RecordPart
 from dsaccum.verification.cases.arguments import LOOPS
 from dsaccum.verification.diagnosis.causes import ADVICE
 from dsaccum.verification.records import parts, record
-from dsaccum.verification.records.parts import RecordPart
 from dsaccum.verification.subject.faults import FAULTS
 from tests.docs.markdown import REFERENCE, REPOSITORY, code, prose, section, tables
 

@@ -65,12 +65,12 @@ def on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_case_holds_what_the_ranks_need(prepare) -> None:
-    prepared = prepare({"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}, remedies=False, fault="x")
+    prepared = prepare({"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}, remedies=False)
     case = pickle.loads(pickle.dumps(prepared.case))
     assert (case.batch.world_size, case.batch.accumulation_steps, case.batch.micro_batch) == (2, 3, 2)
     assert (case.config[E], case.config[N], case.config[B]) == (12, 3, 2)
     assert (case.zero_stage, case.precision, case.accumulation_dtype) == (1, "bf16", "bf16")
-    assert (case.gradient_clipping, case.remedies, case.fault, case.loop) == (1.0, False, "x", "dsaccum")
+    assert (case.gradient_clipping, case.remedies, case.fault, case.loop) == (1.0, False, None, "dsaccum")
     assert case.source == "small.yaml"
     assert [(choice.index, choice.probe) for choice in case.windows] == [(0, True), (1, False), (2, True)]
     assert prepared.parameters == sum(parameter.numel() for parameter in prepared.model.parameters())

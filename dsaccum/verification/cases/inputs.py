@@ -118,7 +118,6 @@ def read_case(arguments: VerifyArguments) -> PreparedCase:
         probe_samples=fed.probe_samples,
         windows=fed.windows,
         loop=arguments.loop,
-        fault=arguments.fault,
         remedies=arguments.remedies,
     )
     return PreparedCase(

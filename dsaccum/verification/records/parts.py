@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, Field
 
-Number = float | None
+from dsaccum.records import Number, RecordPart
+
 Matrix = list[list[Number]]
 """N rows (micro-steps) of W numbers (ranks)."""
 MOST_TENSORS: Final = 20
 """So many tensors that are off are kept, the first ones; thousands would tell no more."""
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    if hasattr(value, "tolist"):  # a number or array of numpy or torch
-        return _finite(value.tolist())
-    return value
-
-
-class RecordPart(BaseModel):
-    """Frozen; what is no finite number becomes null, because JSON has neither NaN nor infinity."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_finite_numbers(cls, data: Any) -> Any:
-        return _finite(data)
 
 
 class LossRecord(RecordPart):
@@ -85,7 +61,7 @@ class GradientRecord(RecordPart):
     yardstick_error: Number = None
     noise: Number = None
     worst_parameter: str | None = None
-    tensors_off: TensorsOff = []
+    tensors_off: TensorsOff = Field(default_factory=list)
 
 
 class OptimizerSawRecord(RecordPart):
@@ -103,7 +79,7 @@ class UpdateRecord(RecordPart):
     bound: Number = None
     ratio: Number = None
     worst_parameter: str | None = None
-    tensors_off: TensorsOff = []
+    tensors_off: TensorsOff = Field(default_factory=list)
 
 
 class NormRecord(RecordPart):
@@ -143,7 +119,7 @@ class MicroStepRecord(RecordPart):
     """The collectives of one micro-step: how many of each kind, and input bytes on one rank."""
 
     micro_step: int
-    operations: dict[str, int] = {}
+    operations: dict[str, int] = Field(default_factory=dict)
     gradient_bytes: int | None = None
     parameter_bytes: int | None = None
     control_bytes: int | None = None
@@ -152,10 +128,10 @@ class MicroStepRecord(RecordPart):
 class CommunicationRecord(RecordPart):
     """The collectives of one window without capture."""
 
-    per_micro_step: list[MicroStepRecord] = []
+    per_micro_step: list[MicroStepRecord] = Field(default_factory=list)
     expected_gradient_bytes: int | None = None
     only_at_boundary: bool | None = None
-    witnesses: dict[str, Any] = {}
+    witnesses: dict[str, Any] = Field(default_factory=dict)
     reason: str | None = None
 
 
@@ -183,5 +159,5 @@ class MemoryRecord(RecordPart):
 
     peak_bytes: int | None = None
     by_category: MemoryByCategory = MemoryByCategory()
-    runs: list[MemoryRun] = []
+    runs: list[MemoryRun] = Field(default_factory=list)
     reason: str | None = None

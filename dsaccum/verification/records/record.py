@@ -5,14 +5,11 @@ Every key is always there; ``null`` says that it was not measured. Readers ignor
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
+from dsaccum.records import Number, Record, RecordPart
 from dsaccum.verification.records.parts import (
     CommunicationRecord,
     GradientRecord,
@@ -23,9 +20,7 @@ from dsaccum.verification.records.parts import (
     MemoryRun,
     MicroStepRecord,
     NormRecord,
-    Number,
     OptimizerSawRecord,
-    RecordPart,
     StepRecord,
     TensorOff,
     TrajectoryRecord,
@@ -122,7 +117,7 @@ class ModelRecord(RecordPart):
     parameters: int | None = None
 
 
-class VerifyRecord(RecordPart):
+class VerifyRecord(Record):
     """Everything that one ``dsaccum verify`` found out.
 
     Beyond the contract's keys: ``reasons`` (why a claim failed, is untested or not applicable), ``warnings``, and
@@ -187,47 +182,6 @@ class VerifyRecord(RecordPart):
             for name, state in open_claims.items()
             if state in words
         )
-
-    def as_json(self) -> str:
-        """The record as JSON text: every key, no NaN."""
-        return json.dumps(self.model_dump(mode="json", by_alias=True), allow_nan=False, indent=2) + "\n"
-
-    def write(self, path: str | Path) -> None:
-        """Write the JSON whole or not at all, never over another file.
-
-        Raises:
-            FileExistsError: something stands at ``path``, even if it came only now.
-            OSError: it cannot be written.
-        """
-        path = Path(path)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-        try:
-            unfinished.write_text(self.as_json(), encoding="utf-8")
-            _publish(unfinished, path)
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-
-    @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """The record in a file; keys that this version does not know are ignored.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it holds no such record.
-        """
-        return cls.model_validate_json(Path(path).read_bytes())
-
-
-def _publish(unfinished: Path, path: Path) -> None:
-    try:
-        os.link(unfinished, path)  # unlike os.replace, refuses in the same instant if somebody was faster
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(f"{path} exists") from None
-        os.replace(unfinished, path)
 
 
 def _with_reason(clause: str, reason: str | None) -> str:

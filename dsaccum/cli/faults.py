@@ -1,0 +1,84 @@
+"""``dsaccum faults``: the known faults, and how many of them a verification catches and names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dsaccum.cli.outcome import ExitCode, exit_code_of, show
+from dsaccum.cli.record_file import check_record_path, write_record
+from dsaccum.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dsaccum.power.record import FaultsRecord
+
+
+def faults_command(
+    context: typer.Context,
+    run: Annotated[
+        bool, typer.Option("--run", metavar="", help="Put every fault in, on real ranks, and see it found: minutes.")
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", metavar="", help="With --run: in every setting, not so that every pair of circumstances comes up."
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT.json", help="With --run: write the record to a new file.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", metavar="", help="What libraries and ranks say, and tracebacks.")
+    ] = False,
+) -> int:
+    """List the known faults of gradient accumulation; with --run, show which of them are caught and rightly named.
+
+    Beside it, whether the usual check sees them: comparing parameters after some steps of AdamW. Exit codes: 0 all are
+    caught and none is called by a wrong name, 1 not so, 3 could not be carried out.
+    """
+
+    def work() -> ExitCode:
+        if not run:
+            for flag, given in (("--full", full), ("--json", json)):
+                if given:
+                    raise ConfigError("needs --run", source=flag, fix=f"dsaccum faults --run {flag}")
+            return _list()
+        if json is not None:
+            check_record_path(json)
+        return _run(full, json, ("dsaccum", *context.obj), verbose=verbose)
+
+    return exit_code_of(work, verbose=verbose)
+
+
+def _list() -> ExitCode:
+    from dsaccum.report.fault_matrix import print_faults
+    from dsaccum.verification.subject.faults import FAULTS
+
+    show(lambda: print_faults({fault.id: fault.summary for fault in FAULTS.values()}))
+    return ExitCode.EQUIVALENT
+
+
+def _run(full: bool, record_path: Path | None, command: tuple[str, ...], *, verbose: bool) -> ExitCode:
+    from dsaccum.engine.process import quiet_libraries
+    from dsaccum.report.fault_matrix import print_matrix
+    from dsaccum.report.progress import shown_progress
+
+    with shown_progress() as progress:
+        progress.stage("loading torch and DeepSpeed")
+        if not verbose:
+            quiet_libraries()
+        from dsaccum.power.matrix import run_matrix
+
+        record = run_matrix(progress, full=full, command=command)
+    show(lambda: print_matrix(record))
+    if record_path is not None:
+        write_record(record, record_path)
+    return _judged(record)
+
+
+def _judged(record: FaultsRecord) -> ExitCode:
+    summary = record.summary
+    sound = summary.caught == summary.cells and not summary.wrongly_named and not summary.false_alarms
+    return ExitCode.EQUIVALENT if sound else ExitCode.NOT_EQUIVALENT
