@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.config.factories import call_factory
+from dsaccum.config.factories import call_factory, place_of
 from dsaccum.data.samples import NOT_A_TARGET
 
 
@@ -105,7 +105,7 @@ class _CheckedLoss:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            problem = f"{method} raised {type(error).__name__}: {error}"
+            problem = f"{method} raised {type(error).__name__}: {error}{place_of(error)}"
             raise ConfigError(problem, source=self._source, key="loss.factory", value=self._factory) from error
 
     def _mistake(self, problem: str, allowed: str) -> ConfigError:

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsaccum.config.errors import ConfigError
 from dsaccum.verification.api import verify
+from dsaccum.verification.ranks.failed import RankFailed
 
 if TYPE_CHECKING:
     from dsaccum.verification.ranks.pools import RankPools
@@ -46,7 +48,8 @@ def assert_same_update(
     Args are those of ``dsaccum.verify``, and:
 
     Args:
-        strict: whether it also fails where anything was substituted or left untested.
+        strict: whether it also fails where something that this machine cannot run was substituted, or a claim was left
+            untested.
         pool: started ranks, as the fixture ``rank_pool`` has them.
 
     Returns:
@@ -58,21 +61,26 @@ def assert_same_update(
         RankFailed: it could not be carried out.
     """
     __tracebackhide__ = True  # pytest then points at the caller's line
-    record = verify(
-        deepspeed,
-        experiment=experiment,
-        ranks=ranks,
-        steps=steps,
-        accumulation_steps=accumulation_steps,
-        micro_batch=micro_batch,
-        loop=loop,
-        fault=fault,
-        remedies=remedies,
-        full_size=full_size,
-        overrides=overrides,
-        verbose=verbose,
-        pools=pool,
-    )
+    try:
+        record = verify(
+            deepspeed,
+            experiment=experiment,
+            ranks=ranks,
+            steps=steps,
+            accumulation_steps=accumulation_steps,
+            micro_batch=micro_batch,
+            loop=loop,
+            fault=fault,
+            remedies=remedies,
+            full_size=full_size,
+            overrides=overrides,
+            verbose=verbose,
+            pools=pool,
+        )
+    except (ConfigError, RankFailed) as error:
+        if verbose:
+            raise
+        raise error.with_traceback(None) from None  # its line says all, and our frames would hide it
     from dsaccum.report.terminal import failure_text
 
     if record.verdict != "equivalent":

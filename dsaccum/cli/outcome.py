@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from dsaccum.config.errors import ConfigError
+from dsaccum.verification.ranks.failed import RankFailed
 
 
 class ExitCode(IntEnum):
@@ -40,8 +41,10 @@ def exit_code_of(work: Callable[[], ExitCode], *, verbose: bool) -> ExitCode:
         say(f"error: {error}")
     except KeyboardInterrupt:
         say("error: interrupted; nothing is proven")
+    except RankFailed as error:
+        say(_rank_failure(error, verbose=verbose))
     except Exception as error:
-        say(_rank_failure(error, verbose=verbose) or _unforeseen(error, verbose=verbose))
+        say(_unforeseen(error, verbose=verbose))
     return ExitCode.NOT_CARRIED_OUT
 
 
@@ -67,12 +70,8 @@ def show(write: Callable[[], object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its end
 
 
-def _rank_failure(error: Exception, *, verbose: bool) -> str | None:
-    # Whoever raised it has loaded the module; nobody else should, for torch comes with it.
-    module = sys.modules.get("dsaccum.verification.ranks.pool")
-    if module is None or not isinstance(error, module.RankFailed):
-        return None
-    details = str(getattr(error, "details", "") or "").rstrip()
+def _rank_failure(error: RankFailed, *, verbose: bool) -> str:
+    details = error.details.rstrip()
     if verbose and details:
         return f"{details}\nerror: {_one_line(error)}"
     return f"error: {_one_line(error)}" + ("; --verbose shows its last lines" if details else "")

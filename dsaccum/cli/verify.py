@@ -74,7 +74,10 @@ def verify_command(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", metavar="", help="Exit with 3 if anything was substituted or untested.", rich_help_panel=_RIGOUR
+            "--strict",
+            metavar="",
+            help="Exit with 3 if this machine could not run something, or a claim was untested.",
+            rich_help_panel=_RIGOUR,
         ),
     ] = False,
     full_size: Annotated[

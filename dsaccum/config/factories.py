@@ -6,12 +6,25 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dsaccum.config.errors import ConfigError, nearest
 
+_MODULE_PREFIX: Final = "_dsaccum_factory_"
 
-def load_factory(reference: str, *, source: str | Path, key: str) -> Callable[..., Any]:
+
+def place_of(error: BaseException) -> str:
+    """`` (at losses.py:24 in smoothed)``: the innermost line of a file that a config names; nothing where none is."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(_MODULE_PREFIX):
+            place = f" (at {Path(code.co_filename).name}:{trace.tb_lineno} in {code.co_name})"
+        trace = trace.tb_next
+    return place
+
+
+def load_factory(reference: str, *, source: str | Path | None = None, key: str) -> Callable[..., Any]:
     """Import the function that ``reference`` names. Its file is executed: only name code that you trust.
 
     Raises:
@@ -21,7 +34,7 @@ def load_factory(reference: str, *, source: str | Path, key: str) -> Callable[..
     path = Path(path_text)
     if not _is_file(path):
         raise ConfigError("there is no such file", source=source, key=key, value=reference, allowed="FILE.py:function")
-    module_name = f"_dsaccum_factory_{path.stem}"
+    module_name = f"{_MODULE_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ConfigError("is not a Python file", source=source, key=key, value=reference, allowed="FILE.py:function")
@@ -46,7 +59,7 @@ def load_factory(reference: str, *, source: str | Path, key: str) -> Callable[..
     return function
 
 
-def call_factory(reference: str, *, source: str | Path, key: str, **arguments: Any) -> Any:
+def call_factory(reference: str, *, source: str | Path | None = None, key: str, **arguments: Any) -> Any:
     """Import the function and call it; whatever it raises, leaving included, is one line.
 
     Raises:
@@ -56,7 +69,7 @@ def call_factory(reference: str, *, source: str | Path, key: str, **arguments: A
     try:
         return function(**arguments)
     except (Exception, SystemExit) as error:
-        problem = f"the function raised {type(error).__name__}: {error}"
+        problem = f"the function raised {type(error).__name__}: {error}{place_of(error)}"
         raise ConfigError(problem, source=source, key=key, value=reference) from error
 
 

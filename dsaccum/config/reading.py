@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dsaccum.config.errors import ConfigError, located_in
+from dsaccum.config.errors import ConfigError, located_in, nearest
 
 _YAML_FIXES = {
     "'\\t'": "indent with spaces",
@@ -88,7 +89,7 @@ def _read_text(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError("there is no such file", fix="name another file") from None
+        raise ConfigError("there is no such file", fix=_nearest_file(path)) from None
     except IsADirectoryError:
         raise ConfigError("is a directory, not a file", fix="name a file in it") from None
     except UnicodeDecodeError as error:
@@ -102,6 +103,14 @@ def _read_text(path: Path) -> str:
     if not text.strip():
         raise ConfigError("is empty", fix="name another file")
     return text
+
+
+def _nearest_file(path: Path) -> str | None:
+    """One of that ending beside it that was most likely meant."""
+    with contextlib.suppress(OSError):
+        guess = nearest(path.name, [other.name for other in path.parent.glob(f"*{path.suffix}")])
+        return str(path.with_name(guess)) if guess else None
+    return None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from dsaccum.verification.cases.case import Case
 from dsaccum.verification.cases.inputs import PreparedCase, read_case
 from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.progress import Progress, SilentProgress
-from dsaccum.verification.ranks.pool import RankFailed
+from dsaccum.verification.ranks.failed import RankFailed
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import Cause, verdict_of
 from dsaccum.verification.subject.faults import FAULTS
@@ -99,11 +99,11 @@ class _Bench:
         refused: dict[tuple[str, str], list[Setting]] = {}
         for fault in faults:
             for setting, prepared in self._prepared.items():
-                reason = FAULTS[fault].inapplicable(prepared.case)
-                if reason is None:
+                unfit = FAULTS[fault].inapplicable(prepared.case)
+                if unfit is None:
                     applicable.setdefault(fault, []).append(setting)
                 else:
-                    refused.setdefault((fault, reason), []).append(setting)
+                    refused.setdefault((fault, unfit.reason), []).append(setting)
         return applicable, [
             NotApplicableRecord(fault=fault, reason=reason, settings=[_setting(each) for each in settings])
             for (fault, reason), settings in refused.items()

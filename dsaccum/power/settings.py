@@ -61,15 +61,15 @@ def pairwise_cells(applicable: Mapping[str, Sequence[Setting]]) -> list[Cell]:
     missing = set().union(*pairs.values())
     chosen: list[Cell] = []
     used: set[Setting] = set()
+
+    def gain(cell: Cell) -> tuple[int, bool]:
+        return len(pairs[cell] & missing), cell.setting in used
+
     while missing:
-
-        def gain(cell: Cell) -> tuple[int, bool]:
-            return len(pairs[cell] & missing), cell.setting in used
-
         best = max(pairs, key=gain)
         chosen.append(best)
         used.add(best.setting)
-        missing -= pairs[best]
+        missing.difference_update(pairs[best])
     return sorted(chosen, key=lambda cell: SETTINGS.index(cell.setting))
 
 

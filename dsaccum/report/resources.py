@@ -30,9 +30,12 @@ def _communication(communication: CommunicationRecord) -> Iterator[str]:
     steps = communication.per_micro_step
     sent = sum(step.gradient_bytes or 0 for step in steps)
     expected = communication.expected_gradient_bytes
-    where = {True: ", only at the boundary", False: ", not only at the boundary", None: ""}
-    due = "" if expected is None else ", as expected" if sent == expected else f", expected {expected:,}"
-    yield f"gradients of {sent:,} bytes per window on each rank{due}{where[communication.only_at_boundary]}"
+    total = f"gradients of {sent:,} bytes per window on each rank"
+    if communication.only_at_boundary:
+        due = "" if expected is None else ", as expected" if sent == expected else f", expected {expected:,}"
+        yield f"{total}{due}, only at the boundary"
+    else:  # by design at ZeRO 2 and 3, or a fault: the reason says which
+        yield f"{total}: {communication.reason}" if communication.reason else total
     for content, alike in groupby(steps, key=_content):
         yield f"{numbered('micro-step', [step.micro_step for step in alike])}: {content}"
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsaccum.engine.process import quiet_libraries
 from dsaccum.verification.cases.arguments import VerifyArguments
 from dsaccum.verification.progress import Progress, SilentProgress
 
@@ -72,6 +73,8 @@ def verify(
         overrides=tuple(overrides),
         verbose=verbose,
     )
+    if not verbose:
+        quiet_libraries()
     from dsaccum.verification.verify import verify as carry_out  # torch comes with it: not for a wrong argument
 
     return carry_out(arguments, progress or SilentProgress(), pools)

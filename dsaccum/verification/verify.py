@@ -120,8 +120,9 @@ def with_fault(prepared: PreparedCase, identifier: str | None) -> PreparedCase:
         return prepared
     case = replace(prepared.case, fault=identifier)
     fault = fault_of(identifier)
-    if (reason := fault.inapplicable(case)) is not None:
-        raise ConfigError(f"cannot show itself here: {reason}", source="--inject", value=identifier)
+    if (unfit := fault.inapplicable(case)) is not None:
+        problem = f"cannot show itself here: {unfit.reason}"
+        raise ConfigError(problem, key="--inject", value=identifier, fix=unfit.fix)
     asked = fault.request(case)
     factory = asked.experiment.loss.factory
     loss = prepared.loss if factory == case.experiment.loss.factory else build_loss(factory, source=case.source)

@@ -113,7 +113,8 @@ def test_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
             "error: --accum-steps = 0: is no number of accumulation",
         ),
         (["verify", "--deepspeed", "x", "--steps", "65"], "error: --steps = 65: is no number of steps that can"),
-        (["verify", "--deepspeed", "x.json"], "error: x.json: there is no such file; fix: name another file"),
+        (["verify", "--deepspeed", "x.json"], "error: x.json: there is no such file"),
+        (["verify", "--deepspeed", "dz.json"], "error: dz.json: there is no such file; fix: ds.json"),
         (["verify", "--deepspeed", "e.yaml"], "error: e.yaml: line 1"),
         (["verify", "--deepspeed", "ds.json", "--experiment", "x.yaml"], "error: x.yaml: there is no such file"),
     ],
@@ -196,7 +197,7 @@ def test_wrong_input_is_2(stub: StubVerify, capsys: pytest.CaptureFixture[str]) 
 def test_a_failed_rank_is_3_and_its_last_lines_are_there_if_wanted(
     stub: StubVerify, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dsaccum.verification.ranks.pool import RankFailed
+    from dsaccum.verification.ranks.failed import RankFailed
 
     stub.result = RankFailed(1, "step 2", "rank 1 has ended in step 2", "out of\nmemory")
     assert run() == 3

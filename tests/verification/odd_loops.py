@@ -76,6 +76,36 @@ def _on_a_thread(function: Callable[[], object]) -> None:
     thread.join()
 
 
+def weighs_by_the_window(engine: Any, micro_batch: Mapping[str, Tensor], window_targets: int) -> Tensor:
+    """Right on ragged rows, too: N W (sum of losses) / (targets of the window)."""
+    logits = engine(**model_inputs(micro_batch)).logits[:, :-1].float()
+    total = F.cross_entropy(logits.flatten(0, 1), micro_batch["labels"][:, 1:].flatten(), reduction="sum")
+    return total * engine.gradient_accumulation_steps() * dist.get_world_size() / window_targets
+
+
+def clears_all_gradients(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    engine.optimizer.zero_grad(set_to_none=True)
+    return sound(engine, micro_batch)
+
+
+def keeps_losses(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    """Costs next to nothing: backward frees what their graphs hold."""
+    kept.append(sound(engine, micro_batch))
+    return kept[-1]
+
+
+def returns_no_graph(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    return sound(engine, micro_batch).detach()
+
+
+def returns_logits(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    return engine(**micro_batch).logits
+
+
+def mistypes(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    return sound(engine, {"input_ids": micro_batch["input"]})
+
+
 def trims_and_splits(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
     """One forward for each row, without the filling at its right end: the same sum over the same count."""
     counted = (micro_batch["labels"][:, 1:] != NOT_A_TARGET).sum()

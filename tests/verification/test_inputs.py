@@ -105,7 +105,8 @@ def test_shipped_files_are_read_without_a_warning(path: Path, ranks: int, monkey
     monkeypatch.chdir(REPOSITORY)
     prepared = read_case(VerifyArguments(deepspeed=path, ranks=ranks))
     assert prepared.case.source == "launch/experiments/stdlib-nano.yaml"
-    assert prepared.warnings == []
+    about_one_micro_step = ["N = 1: nothing is accumulated"] if path.stem == "accum1" else []
+    assert [warning.partition(",")[0] for warning in prepared.warnings] == about_one_micro_step
     kinds = {note.split()[0] for note in prepared.substitutions}
     assert kinds == {"a"} | ({"buckets"} if prepared.case.zero_stage else set()), "a shrunk copy, small buckets"
 
@@ -229,7 +230,8 @@ def test_own_losses_are_built_and_models_then_not_judged_by_ours(prepare) -> Non
         "def build(): return Loss()\n"
     )
     prepared = prepare({}, {"loss": {"factory": "mine.py:build"}})
-    assert type(prepared.loss).__name__ == "Loss"
+    assert prepared.loss is not None
+    assert prepared.loss.count({"labels": [0, 0, 0]}) == 3
     seeing = {"architecture": "bert", "config": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}}
     assert prepare({}, {"loss": {"factory": "mine.py:build"}, "model": seeing}).loss is not None
     with pytest.raises(ConfigError, match="sees the tokens that it should predict"):

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from dsaccum.config.errors import ConfigError
+from dsaccum.verification.ranks.failed import RankFailed
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import VerifyRecord
 from tests.verification.verifying import Given, found
@@ -32,6 +34,23 @@ def causes(record: VerifyRecord) -> list[tuple[str, str]]:
 def test_right_loops_are_equivalent(rank_pool: RankPools, tmp_path: Path, loop: str, stage: int) -> None:
     record = run(tmp_path, rank_pool, loop, stage=stage)
     assert record.verdict == "equivalent", found(record)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loop_that_weighs_by_the_window_s_targets_is_right_on_ragged_rows(
+    rank_pool: RankPools, tmp_path: Path, ranks: int
+) -> None:
+    record = run(tmp_path, rank_pool, "weighs_by_the_window", ragged=True, ranks=ranks, last_window="continue")
+    assert record.verdict == "equivalent", found(record)
+    wrong = run(tmp_path, rank_pool, "sound", ragged=True, ranks=ranks, last_window="continue")
+    assert causes(wrong) == [("mean-of-means", "certain")], found(wrong)
+
+
+def test_losses_kept_after_their_backward_hold_no_activations(rank_pool: RankPools, tmp_path: Path) -> None:
+    record = run(tmp_path, rank_pool, "keeps_losses")
+    assert record.verdict == "equivalent", found(record)
+    kept = run(tmp_path, rank_pool, "keeps_logits")
+    assert causes(kept) == [("activations-kept", "certain")], found(kept)
 
 
 def test_a_loop_may_trim_and_split_its_rows(rank_pool: RankPools, tmp_path: Path) -> None:
@@ -56,6 +75,32 @@ def test_a_lost_tensor_is_named_beside_wrong_weights(rank_pool: RankPools, tmp_p
     assert {cause.id for cause in record.causes} == {"loss-not-scaled", "parameter-gradient-lost"}, found(record)
     [lost] = [cause for cause in record.causes if cause.id == "parameter-gradient-lost"]
     assert len(lost.evidence["parameters"]) == 1
+
+
+def test_all_gradients_cleared_inside_the_window_are_one_cause(rank_pool: RankPools, tmp_path: Path) -> None:
+    """No gradient buffer stands in the next forward, either: memory fails for the same reason."""
+    record = run(tmp_path, rank_pool, "clears_all_gradients")
+    assert causes(record) == [("only-last-micro-batch", "certain")], found(record)
+
+
+@pytest.mark.parametrize(
+    ("loop", "problem"),
+    [
+        ("returns_no_graph", "it returned a loss without a graph"),
+        ("returns_logits", "it returned a tensor of shape [2, 32,"),
+    ],
+)
+def test_a_loop_that_returns_no_loss_is_a_mistake(
+    rank_pool: RankPools, tmp_path: Path, loop: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(tmp_path, rank_pool, loop)
+    assert f'--loop = "{LOOPS}:{loop}": {problem}' in str(caught.value)
+
+
+def test_a_loop_that_raises_is_named_with_its_line(rank_pool: RankPools, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"forward: KeyError: 'input' \(at odd_loops\.py:\d+ in mistypes\)"):
+        run(tmp_path, rank_pool, "mistypes")
 
 
 @pytest.mark.parametrize("loop", ["shrinks_a_parameter", "forgets_a_state"])

@@ -22,7 +22,8 @@ import torch
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.ranks import pool as rank_pool
-from dsaccum.verification.ranks.pool import RankFailed, RankPool
+from dsaccum.verification.ranks.failed import RankFailed
+from dsaccum.verification.ranks.pool import RankPool
 from tests.verification.pool_tasks import (
     SHORT_S,
     count_aloud,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dsaccum.config.errors import ConfigError, nearest
+from dsaccum.verification.diagnosis.causes import ADVICE
 
 LOOPS: Final = ("dsaccum", "hf-labels", "outside-loss")
 """The loops that are ours to name; any other is the user's ``FILE.py:function``."""
@@ -62,6 +63,8 @@ class VerifyArguments:
         _check_range("--micro-batch", self.micro_batch, "is no micro-batch size")
         if self.loop not in LOOPS:
             _check_loop(self.loop)
+        if self.fault is not None:
+            _check_fault(self.fault)
 
 
 def _check_range(flag: str, number: int | None, problem: str, most: int | None = None) -> None:
@@ -93,6 +96,18 @@ def _check_loop(loop: str) -> None:
         guess = nearest(name, names)
         fix = f"--loop {path_text}:{guess}" if guess else f"define {name} in {path}"
         raise ConfigError(f"{path} has no function {name!r}", key="--loop", value=loop, fix=fix)
+
+
+def _check_fault(fault: str) -> None:
+    """A misspelt identifier; whether a fault can be put into the case is found out later."""
+    if ":" not in fault and fault not in ADVICE:
+        guess = nearest(fault, ADVICE)
+        raise ConfigError(
+            "there is no such fault",
+            key="--inject",
+            value=fault,
+            fix=f"--inject {guess}" if guess else "dsaccum faults lists them",
+        )
 
 
 def _names_in(module: ast.Module) -> Iterator[str]:

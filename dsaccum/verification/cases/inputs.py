@@ -120,13 +120,15 @@ def read_case(arguments: VerifyArguments) -> PreparedCase:
         loop=arguments.loop,
         remedies=arguments.remedies,
     )
+    seconds = work.seconds(fitted.parameters, fed.samples.sequence_length)
+    about_the_case = [*_about_one_micro_step(settings.batch), *at_rate_zero, *_about_time(seconds)]
     return PreparedCase(
         case=case,
         model=fitted.model,
         loss=loss,
         substitutions=[*rescaled, *unavailable, *fitted.notes, *about_buckets],
         unavailable=unavailable,
-        warnings=[*warnings, *at_rate_zero, *_about_time(work.seconds(fitted.parameters, fed.samples.sequence_length))],
+        warnings=[*warnings, *about_the_case],
         parameters=fitted.parameters,
         data=data.description,
     )
@@ -181,6 +183,11 @@ def _feed(
     cut = samples if config.sequence_length == samples.sequence_length else cut_samples(samples, config.sequence_length)
     kept = keep_samples(cut, needed_samples(rule, batch.total, windows))
     return _Fed(rule, windows, kept, probe_samples(kept, ids_in_use(samples, vocabulary.size), config.seed))
+
+
+def _about_one_micro_step(batch: EffectiveBatch) -> list[str]:
+    nothing = "N = 1: nothing is accumulated, and of accumulation nothing is verified; --accum-steps 4 would"
+    return [nothing] if batch.accumulation_steps == 1 else []
 
 
 def _about_time(seconds: float) -> list[str]:

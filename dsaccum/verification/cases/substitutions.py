@@ -157,7 +157,8 @@ def without_fused_adam(written: Json, machine: Machine) -> tuple[Json, list[str]
     parameters.setdefault("weight_decay", 0.0)  # FusedAdam's default; torch.optim.AdamW's is 0.01
     decoupled = name == "adamw" or parameters.get("adam_w_mode", True)
     instead = f"torch.optim.{'AdamW' if decoupled else 'Adam'}"
-    return changed, [f"FusedAdam would be compiled for this CPU: {instead} instead, with the same formula"]
+    own = '"torch_adam": true in optimizer.params asks for it'
+    return changed, [f"FusedAdam would be compiled for this CPU: {instead} instead, with the same formula ({own})"]
 
 
 def with_small_buckets(

@@ -137,8 +137,9 @@ ADVICE: dict[str, Advice] = {
         "give deepspeed.initialize only parameters with requires_grad",
     ),
     "activations-kept": Advice(
-        "graphs of earlier micro-steps stay alive: memory grows with N",
-        "keep loss.detach() or loss.item(), never the loss; do not pass retain_graph=True",
+        "tensors of earlier micro-steps stay alive: memory grows with N",
+        "keep no logits or hidden states, and no loss whose backward is still to come: keep loss.detach(); do not pass "
+        "retain_graph=True",
     ),
     "non-finite-gradient": Advice(
         "a gradient is not finite",

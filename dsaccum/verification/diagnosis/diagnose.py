@@ -127,8 +127,12 @@ def _measured(*identifiers: str) -> Callable[[CaseEvidence], list[Named]]:
     return look
 
 
-# Norms are taken over all ranks, and what is not reduced is not communicated.
-_ALSO_EXPLAINS = {"ranks-not-reduced": frozenset({"replicas", "clipping", "communication"})}
+_ALSO_EXPLAINS = {
+    # Norms are taken over all ranks, and what is not reduced is not communicated.
+    "ranks-not-reduced": frozenset({"replicas", "clipping", "communication"}),
+    # No gradient buffer stands while the next micro-batch runs.
+    "only-last-micro-batch": frozenset({"memory"}),
+}
 # What explains which failed claims, in this order: a cause found closes the claims that follow from it.
 _EVERYTHING = frozenset({"gradient", "clipping", "update", "loss", "schedule", "samples", "replicas", "communication"})
 _LOOKS: list[tuple[frozenset[str], Callable[[CaseEvidence], list[Named]]]] = [

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
 
+from dsaccum.verification.ranks.failed import RankFailed
 from dsaccum.verification.ranks.messages import ChannelClosed, Kind, Parcel
 from dsaccum.verification.ranks.process import Team
-from dsaccum.verification.ranks.watch import OnMessage, RankFailed, watch
+from dsaccum.verification.ranks.watch import OnMessage, watch
 
 if TYPE_CHECKING:
     from dsaccum.verification.ranks.worker import RankContext

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
+from dsaccum.verification.ranks.failed import RankFailed
 from dsaccum.verification.ranks.messages import ChannelClosed, Failure, Kind, receive
 from dsaccum.verification.ranks.process import RankProcess, Team
 
@@ -19,21 +20,6 @@ _LONGEST_LOOK_S = 1.0
 _SETTLE_S = 0.5
 """After a first failure, for others that came at the same time: the first to be seen need not be the cause."""
 _STACK_S = 0.3
-
-
-class RankFailed(Exception):
-    """A task could not be carried out; the message is one line: which rank, where, what happened, its last words.
-
-    Args:
-        rank: the one to blame.
-        place: where it stood ("step 2, micro-step 3, forward").
-        line: the message.
-        details: traceback or stacks, and its last lines of output; for those who want to see more.
-    """
-
-    def __init__(self, rank: int, place: str, line: str, details: str) -> None:
-        self.rank, self.place, self.details = rank, place, details
-        super().__init__(" ".join(line.split()))
 
 
 def watch(team: Team, until: Kind, limit_s: float, on_message: OnMessage) -> dict[Kind, dict[int, Any]]:

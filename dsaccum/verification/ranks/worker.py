@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from dsaccum.config.errors import ConfigError
+from dsaccum.config.factories import place_of
 from dsaccum.engine.process import Ranks, limit_threads, quiet_libraries, start_process_group
 from dsaccum.verification.ranks.messages import (
     ChannelClosed,
@@ -207,7 +208,7 @@ def _do_next_task(context: RankContext, channel: Connection, growth: _Growth) ->
 def _failure(error: BaseException) -> Failure:
     frames = traceback.extract_tb(error.__traceback__)
     return Failure(
-        what=": ".join(part for part in (type(error).__name__, " ".join(str(error).split())) if part),
+        what=": ".join(part for part in (type(error).__name__, " ".join(str(error).split())) if part) + place_of(error),
         traceback="".join(traceback.format_exception(error)),
         among_ranks=bool(frames) and is_among_ranks(frames[-1].filename),
         mistake=_portable(error) if isinstance(error, ConfigError) else None,

@@ -5,8 +5,10 @@ Each takes windows from a stream, makes one optimizer step of each, and returns 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ from dsaccum.config.errors import ConfigError
 from dsaccum.config.factories import load_factory
 from dsaccum.engine.process import Ranks
 from dsaccum.engine.window_engine import WindowEngine
-from dsaccum.loss import model_inputs
+from dsaccum.loss import model_inputs, window_count
 from dsaccum.training import loop as training
 from dsaccum.training.control import ControlExchange
 from dsaccum.training.loop import Place, TrainingLoop
@@ -55,8 +57,11 @@ class Subject:
 
 
 Loop = Callable[[Subject, Windows], list[float | None]]
-MicroBatchLoss = Callable[[Any, Mapping[str, Tensor]], Tensor]
-"""function(engine, micro_batch): the loss that is handed to ``engine.backward``."""
+MicroBatchLoss = Callable[..., Tensor]
+"""function(engine, micro_batch): the loss that is handed to ``engine.backward``.
+
+If it has a parameter ``window_targets``, it is given what the loss counts in the whole window on all ranks, too.
+"""
 
 
 def loop_of(name: str) -> Loop:
@@ -71,7 +76,7 @@ def loop_of(name: str) -> Loop:
         return _plain_loop(_loss_of_the_model)
     if name == OUTSIDE_LOSS:
         return _plain_loop(_loss_outside)
-    return _plain_loop(load_factory(name, source="command line", key="--loop"))
+    return _plain_loop(_checked(load_factory(name, key="--loop"), name))
 
 
 def _dsaccum(subject: Subject, windows: Windows) -> list[float | None]:
@@ -95,15 +100,16 @@ def _plain_loop(loss_of: MicroBatchLoss) -> Loop:
     """``backward`` and ``step`` at every micro-step, the engine finds the boundary: DeepSpeed's documented way."""
 
     def run(subject: Subject, windows: Windows) -> list[float | None]:
-        engine = subject.engine
+        engine, wants_targets = subject.engine, _wants_targets(loss_of)
         logged: list[float | None] = []
         for index in range(len(windows)):
             subject.place.at(index + 1, 0, "data")
-            losses = []
-            for micro_step, micro_batch in enumerate(windows.window(index), start=1):
+            losses, micro_batches = [], windows.window(index)
+            more = {_TARGETS: _window_targets(subject, micro_batches)} if wants_targets else {}
+            for micro_step, micro_batch in enumerate(micro_batches, start=1):
                 on_device = {name: field.to(engine.device) for name, field in micro_batch.items()}
                 subject.place.at(index + 1, micro_step, "forward")
-                loss = _checked(loss_of(engine, on_device))
+                loss = loss_of(engine, on_device, **more)
                 losses.append(loss.detach().double())
                 subject.place.at(index + 1, micro_step, "backward")
                 engine.backward(loss)
@@ -128,13 +134,35 @@ def _loss_outside(engine: Any, micro_batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), micro_batch["labels"][:, 1:].flatten())
 
 
-def _checked(loss: Any) -> Tensor:
-    if isinstance(loss, Tensor) and loss.numel() == 1:
+def _checked(loss_of: MicroBatchLoss, name: str) -> MicroBatchLoss:
+    """The user's function, held to what it is to return."""
+
+    @wraps(loss_of)
+    def checked(*arguments: Any, **keywords: Any) -> Tensor:
+        loss = loss_of(*arguments, **keywords)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"it returned {found}", key="--loop", value=name, allowed="a scalar loss tensor")
+        if not loss.requires_grad:
+            problem = "it returned a loss without a graph, from which there is no backward"
+            raise ConfigError(problem, key="--loop", value=name, fix="no detach(), item() or no_grad() on its way")
         return loss
-    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-    raise ConfigError(
-        f"the loop's function returned {found}", source="command line", key="--loop", allowed="a scalar loss tensor"
-    )
+
+    return checked
+
+
+_TARGETS = "window_targets"
+
+
+def _wants_targets(loss_of: MicroBatchLoss) -> bool:
+    return _TARGETS in inspect.signature(loss_of).parameters
+
+
+def _window_targets(subject: Subject, micro_batches: Iterable[Mapping[str, Tensor]]) -> int:
+    """What the loss counts in this window, on all ranks."""
+    counted = torch.tensor(window_count(subject.window_engine.loss, micro_batches), device=subject.engine.device)
+    dist.all_reduce(counted)
+    return int(counted)
 
 
 def file_of(loop: str) -> Path | None:

@@ -55,7 +55,6 @@ def fault_of(identifier: str | None) -> Fault:
         guess = nearest(identifier, FAULTS)
         raise ConfigError(
             "there is no such fault",
-            source="command line",
             key="--inject",
             value=identifier,
             allowed=None if guess else f"{', '.join(FAULTS)}, or FILE.py:function",
@@ -66,12 +65,11 @@ def fault_of(identifier: str | None) -> Fault:
 
 @lru_cache(maxsize=1)  # one object for all parts of a run: what ``feed`` remembers, ``planted`` may need
 def _own_fault(identifier: str, last_change: int) -> Fault:
-    where = {"source": "command line", "key": "--inject"}
-    fault = call_factory(identifier, **where)
+    fault = call_factory(identifier, source=None, key="--inject")
     if not isinstance(fault, Fault):
         raise ConfigError(
             f"the function returned {type(fault).__name__}",
-            **where,
+            key="--inject",
             value=identifier,
             allowed="a dsaccum.verification.subject.faults.Fault",
         )

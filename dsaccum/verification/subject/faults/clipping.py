@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from dsaccum.instruments.gradients import read_gradients
-from dsaccum.verification.subject.faults.fault import Fault, replaced, several_micro_steps, several_ranks
+from dsaccum.verification.subject.faults.fault import Fault, Unfit, replaced, several_micro_steps, several_ranks
 
 if TYPE_CHECKING:
     from dsaccum.verification.cases.case import Case
@@ -87,17 +87,17 @@ def _reduced_norm(engine: Any) -> float:
     return float(torch.nn.utils.get_total_norm(gradients)) / float(getattr(engine.optimizer, "loss_scale", None) or 1)
 
 
-def _clips(case: Case) -> str | None:
-    return None if case.gradient_clipping else "the config clips nothing"
+def _clips(case: Case) -> Unfit | None:
+    return None if case.gradient_clipping else Unfit("the config clips nothing", '"gradient_clipping" in the JSON')
 
 
-def _whole_sums(case: Case) -> str | None:
+def _whole_sums(case: Case) -> Unfit | None:
     """Each rank's own sum lies in ``param.grad`` until the boundary, where a script can reach it."""
     zero = case.config.get("zero_optimization", {})
     in_place = case.accumulation_dtype == case.precision or "autocast" in case.precision
     if case.zero_stage == 0 or (case.zero_stage == 1 and in_place and not zero.get("overlap_comm")):
         return None
-    return "this ZeRO stage keeps no whole sum of a rank's gradients that could be clipped"
+    return Unfit("this ZeRO stage keeps no whole sum of a rank's gradients that could be clipped")
 
 
 CLIPPING_FAULTS: tuple[Fault, ...] = (

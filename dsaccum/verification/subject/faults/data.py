@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsaccum.data import NOT_A_TARGET
 from dsaccum.verification.cases.windows import case_stream
-from dsaccum.verification.subject.faults.fault import Fault, several_ranks, several_windows
+from dsaccum.verification.subject.faults.fault import Fault, Unfit, several_ranks, several_windows
 from dsaccum.verification.subject.faults.streams import ChangedWindows, MicroBatch
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def _resized(rows: Tensor, width: int, padding: int) -> Tensor:
     return F.pad(rows, (0, width - rows.size(-1)), value=padding)
 
 
-def _several_rows(case: Case) -> str | None:
+def _several_rows(case: Case) -> Unfit | None:
     one = case.batch.accumulation_steps * case.batch.micro_batch == 1
-    return "a rank has one row in a window (N = B = 1)" if one else None
+    return Unfit("a rank has one row in a window (N = B = 1)", "--micro-batch 2") if one else None
 
 
 DATA_FAULTS: tuple[Fault, ...] = (

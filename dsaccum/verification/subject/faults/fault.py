@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from dsaccum.verification.cases.case import Case
     from dsaccum.verification.subject.loops import Subject, Windows
 
-Need = Callable[["Case"], str | None]
-"""Why a case cannot show a fault; None where it can."""
+
+class Unfit(NamedTuple):
+    """Why a case cannot show a fault, and the smallest change with which it could, where there is one."""
+
+    reason: str
+    fix: str | None = None
+
+
+Need = Callable[["Case"], Unfit | None]
+"""None where the case has what a fault needs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,9 +37,9 @@ class Fault:
     summary: str
     needs: tuple[Need, ...] = ()
 
-    def inapplicable(self, case: Case) -> str | None:
+    def inapplicable(self, case: Case) -> Unfit | None:
         """Why this case cannot show the fault; None where it can."""
-        return next((reason for need in self.needs if (reason := need(case))), None)
+        return next((unfit for need in self.needs if (unfit := need(case))), None)
 
     def request(self, case: Case) -> Case:
         """What the user would ask for; the reference is told, too."""
@@ -65,27 +73,28 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
-def several_micro_steps(case: Case) -> str | None:
+def several_micro_steps(case: Case) -> Unfit | None:
     """N > 1."""
-    return "a window is one micro-step (N = 1)" if case.batch.accumulation_steps == 1 else None
+    one = case.batch.accumulation_steps == 1
+    return Unfit("a window is one micro-step (N = 1)", "--accum-steps 3") if one else None
 
 
-def several_ranks(case: Case) -> str | None:
+def several_ranks(case: Case) -> Unfit | None:
     """W > 1."""
-    return "there is one rank" if case.batch.world_size == 1 else None
+    return Unfit("there is one rank", "--ranks 2") if case.batch.world_size == 1 else None
 
 
-def several_micro_batches(case: Case) -> str | None:
+def several_micro_batches(case: Case) -> Unfit | None:
     """N W > 1."""
     one = case.batch.accumulation_steps * case.batch.world_size == 1
-    return "a window is one micro-batch (N = W = 1)" if one else None
+    return Unfit("a window is one micro-batch (N = W = 1)", "--accum-steps 3") if one else None
 
 
-def several_windows(case: Case) -> str | None:
+def several_windows(case: Case) -> Unfit | None:
     """At least two steps."""
-    return "there is one step only (--steps 2)" if len(case.windows) == 1 else None
+    return Unfit("there is one step only", "--steps 2") if len(case.windows) == 1 else None
 
 
-def not_partitioned(case: Case) -> str | None:
+def not_partitioned(case: Case) -> Unfit | None:
     """ZeRO 0 to 2: each rank holds every parameter."""
-    return "at ZeRO 3 no two ranks hold the same parameter" if case.zero_stage == 3 else None
+    return Unfit("at ZeRO 3 no two ranks hold the same parameter") if case.zero_stage == 3 else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dsaccum.verification.subject.faults.fault import Fault, replaced, several_micro_batches, several_micro_steps
+from dsaccum.verification.subject.faults.fault import Fault, Unfit, replaced, several_micro_batches, several_micro_steps
 from dsaccum.verification.subject.faults.parameters import middle_parameter
 from dsaccum.verification.subject.loops import DSACCUM
 
@@ -82,11 +82,11 @@ def _with_noise(output: Tensor) -> Tensor:
     return output * (1 + NOISE * torch.randn_like(output))
 
 
-def _loss_is_replaceable(case: Case) -> str | None:
+def _loss_is_replaceable(case: Case) -> Unfit | None:
     if case.loop != DSACCUM:
-        return f"the loop {case.loop} does not read loss.factory"
+        return Unfit(f"the loop {case.loop} does not read loss.factory", "--loop dsaccum")
     own = case.experiment.loss.factory not in (None, BATCH_STATISTICS_LOSS)
-    return "the experiment has a loss.factory of its own" if own else None
+    return Unfit("the experiment has a loss.factory of its own") if own else None
 
 
 MODEL_FAULTS: tuple[Fault, ...] = (

@@ -11,7 +11,7 @@ import torch
 
 from dsaccum.config.optimizer import is_number
 from dsaccum.instruments.adapters import adapter_for
-from dsaccum.verification.subject.faults.fault import Fault, replaced, several_micro_steps
+from dsaccum.verification.subject.faults.fault import Fault, Unfit, replaced, several_micro_steps
 
 if TYPE_CHECKING:
     from dsaccum.verification.cases.case import Case
@@ -92,19 +92,19 @@ def _is_rate(name: str) -> bool:
     return name == "lr" or name.endswith("_lr")
 
 
-def _has_schedule(case: Case) -> str | None:
-    return None if case.config.get("scheduler") else "the config has no scheduler"
+def _has_schedule(case: Case) -> Unfit | None:
+    return None if case.config.get("scheduler") else Unfit("the config has no scheduler", 'a "scheduler" in the JSON')
 
 
-def _states_a_rate(case: Case) -> str | None:
+def _states_a_rate(case: Case) -> Unfit | None:
     sections = (case.config.get(name) or {} for name in ("optimizer", "scheduler"))
     rates = [name for section in sections for name in section.get("params", {}) if _is_rate(name)]
-    return None if rates else "the config states no learning rate"
+    return None if rates else Unfit("the config states no learning rate", '"lr" in optimizer.params')
 
 
-def _counts_steps(case: Case) -> str | None:
+def _counts_steps(case: Case) -> Unfit | None:
     name = case.config["optimizer"]["type"]
-    return None if "adam" in name.lower() else f"{name} has no bias correction that counts steps"
+    return None if "adam" in name.lower() else Unfit(f"{name} has no bias correction that counts steps")
 
 
 OPTIMIZER_FAULTS: tuple[Fault, ...] = (

@@ -11,6 +11,7 @@ import torch
 from dsaccum.instruments.adapters import adapter_for
 from dsaccum.verification.subject.faults.fault import (
     Fault,
+    Unfit,
     not_partitioned,
     replaced,
     several_micro_steps,
@@ -93,14 +94,16 @@ def _own_weights(engine: Any) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in weights}.values())
 
 
-def _reduction_can_be_left_out(case: Case) -> str | None:
-    return f"at ZeRO {case.zero_stage} the optimizer cannot step without its reduction" if case.zero_stage else None
+def _reduction_can_be_left_out(case: Case) -> Unfit | None:
+    reason = f"at ZeRO {case.zero_stage} the optimizer cannot step without its reduction"
+    return Unfit(reason) if case.zero_stage else None
 
 
-def _reduces_once(case: Case) -> str | None:
+def _reduces_once(case: Case) -> Unfit | None:
     if case.zero_stage >= 2:
-        return f"ZeRO {case.zero_stage} reduces at every micro-step by design"
-    return "ZeRO 1 has no reduction that a script could call at other micro-steps" if case.zero_stage else None
+        return Unfit(f"ZeRO {case.zero_stage} reduces at every micro-step by design")
+    reason = "ZeRO 1 has no reduction that a script could call at other micro-steps"
+    return Unfit(reason) if case.zero_stage else None
 
 
 RANK_FAULTS: tuple[Fault, ...] = (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dsaccum.data import NOT_A_TARGET
 from dsaccum.verification.cases.windows import case_stream
-from dsaccum.verification.subject.faults.fault import Fault, several_micro_batches, several_ranks
+from dsaccum.verification.subject.faults.fault import Fault, Unfit, several_micro_batches, several_ranks
 from dsaccum.verification.subject.faults.streams import ChangedWindows, MicroBatch
 from dsaccum.verification.subject.faults.weights import losses_multiplied
 from dsaccum.verification.subject.loops import DSACCUM, HF_LABELS, OUTSIDE_LOSS
@@ -110,28 +110,33 @@ def _all(window: Window) -> list[Counts]:
     return [counts for of_rank in window for counts in of_rank]
 
 
-def _known_weights(case: Case) -> str | None:
+_PADDED = "--experiment launch/experiments/stdlib-functions.yaml, or data.packing: padded"
+
+
+def _known_weights(case: Case) -> Unfit | None:
     """A loop of which it is known what it weighs by, and a loss that is counted in target tokens."""
     if case.loop not in (DSACCUM, HF_LABELS, OUTSIDE_LOSS):
-        return "how a loop of your own weighs its micro-batches is not known"
-    return "loss.factory has a count of its own" if case.experiment.loss.factory else None
+        return Unfit("how a loop of your own weighs its micro-batches is not known", "--loop dsaccum")
+    return Unfit("loss.factory has a count of its own") if case.experiment.loss.factory else None
 
 
-def _own_loop(case: Case) -> str | None:
-    return None if case.loop == DSACCUM else f"the loop {case.loop} is a mean of means by itself"
+def _own_loop(case: Case) -> Unfit | None:
+    return (
+        None if case.loop == DSACCUM else Unfit(f"the loop {case.loop} is a mean of means by itself", "--loop dsaccum")
+    )
 
 
-def _ragged(case: Case) -> str | None:
-    return None if case.samples.padded else "packed samples all have the same number of targets"
+def _ragged(case: Case) -> Unfit | None:
+    return None if case.samples.padded else Unfit("packed samples all have the same number of targets", _PADDED)
 
 
-def _has_padding(case: Case) -> str | None:
-    return None if case.samples.padded else "packed samples have no padding"
+def _has_padding(case: Case) -> Unfit | None:
+    return None if case.samples.padded else Unfit("packed samples have no padding", _PADDED)
 
 
-def _first_label_counts(case: Case) -> str | None:
+def _first_label_counts(case: Case) -> Unfit | None:
     without_prompt = (case.samples.prompt_lengths == 0) & (case.samples.lengths > 0)
-    return None if without_prompt.any() else "every row starts with a prompt, whose labels count for nobody"
+    return None if without_prompt.any() else Unfit("every row starts with a prompt, whose labels count for nobody")
 
 
 COUNT_FAULTS: tuple[Fault, ...] = (
