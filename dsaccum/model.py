@@ -156,9 +156,15 @@ def _checked_overrides(base: PretrainedConfig, overrides: dict[str, Any], source
                 source=source,
                 key=f"model.config.{key}",
                 value=value,
-                fix=f"did you mean {guess}?" if guess else f"a field of transformers' {type(base).__name__}",
+                allowed=None if guess else ", ".join(sorted(map(str, _sizes_of(base)))),
+                fix=f"did you mean {guess}?" if guess else None,
             )
     return overrides
+
+
+def _sizes_of(base: PretrainedConfig) -> list[str]:
+    """The fields that people set: whole numbers that say how large a model is."""
+    return [key for key, value in base.to_dict().items() if type(value) is int and not key.endswith("_id")]
 
 
 def _without_dropout(base: PretrainedConfig) -> dict[str, float]:

@@ -59,8 +59,10 @@ class ConfigError(ValueError):
 
     def located(self, source: str | Path) -> ConfigError:
         """The same mistake with its file (or flag) named; unchanged when it names one already."""
-        if self.source is not None:
-            return self
+        return self if self.source is not None else self.moved_to(source)
+
+    def moved_to(self, source: str | Path) -> ConfigError:
+        """The same mistake, in another file (or flag)."""
         return ConfigError(
             self.problem, source=source, key=self.key, value=self._given_value, allowed=self.allowed, fix=self.fix
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,6 +60,18 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
         mistake = _as_config_error(problems[0], more=len(problems) - 1)
         from_flag = any(_overlap(mistake.key, key_path) for key_path in overridden) or _is_sound(written)
         raise mistake.located("--set" if from_flag else path) from None
+
+
+@contextmanager
+def overrides_named(overrides: Sequence[str]) -> Iterator[None]:
+    """Inside, a mistake in a field that ``--set`` has set names that flag, not the file that never held it."""
+    try:
+        yield
+    except ConfigError as error:
+        keys = [tuple(override.partition("=")[0].strip().split(".")) for override in overrides]
+        if not any(_overlap(error.key, key) for key in keys):
+            raise
+        raise error.moved_to("--set") from None
 
 
 def _apply_override(content: dict[str, Any], override: str) -> KeyPath:

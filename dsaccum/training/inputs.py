@@ -8,7 +8,7 @@ from torch import nn
 
 from dsaccum.config.deepspeed import DeepSpeedSettings, load_deepspeed_config
 from dsaccum.config.experiment import Experiment
-from dsaccum.config.loading import load_experiment
+from dsaccum.config.loading import load_experiment, overrides_named
 from dsaccum.data import Data, WindowOrder, load_data
 from dsaccum.engine.process import Ranks
 from dsaccum.engine.schema import installed_schema
@@ -40,6 +40,11 @@ def read_inputs(arguments: TrainArguments, ranks: Ranks) -> Inputs:
     Raises:
         ConfigError: whatever the user can mend.
     """
+    with overrides_named(arguments.overrides):
+        return _read(arguments, ranks)
+
+
+def _read(arguments: TrainArguments, ranks: Ranks) -> Inputs:
     experiment = load_experiment(arguments.experiment, arguments.overrides)
     deepspeed = load_deepspeed_config(
         arguments.deepspeed,

@@ -194,3 +194,17 @@ def test_a_wrong_flag_would_be_noticed(stub: StubVerify, capsys: pytest.CaptureF
     assert main(["verify", "--deepspeed", "ds_configs/accum4.json", "--rank", "2"]) == 2
     assert stub.calls == []
     assert "fix: --ranks" in capsys.readouterr().err
+
+
+def test_the_window_loop_undoes_what_the_engine_does(in_a_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 micro-steps on 2 ranks: divided by both, what is left is the sum over the window's targets."""
+    names: dict[str, Any] = {}
+    exec((in_a_folder / "my_window_loop.py").read_text(), names)
+    monkeypatch.setattr(names["dist"], "get_world_size", lambda: 2)
+    model = build(architecture="gpt2", config=TINY["gpt2"], vocabulary_size=50, sequence_length=16)
+    model.gradient_accumulation_steps = lambda: 4
+    tokens = torch.randint(50, (3, 12))
+    logits = model(input_ids=tokens).logits
+    total = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="sum").item()
+    fed = names["loss_of"](model, {"input_ids": tokens, "labels": tokens}, window_targets=264).item()
+    assert fed / 4 / 2 == pytest.approx(total / 264, rel=1e-6)

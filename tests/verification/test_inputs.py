@@ -99,6 +99,14 @@ def test_samples_and_model_are_those_of_training(prepare) -> None:
     assert prepared.model.training
 
 
+def test_what_set_brought_in_is_said_of_set(prepare) -> None:
+    """The file holds no such line, so it is not to blame; a mistake of its own still is."""
+    with pytest.raises(ConfigError, match=r"^--set: model\.config\.n_layers = 2: .*did you mean n_layer\?"):
+        prepare(overrides=("model.config.n_layers=2",))
+    with pytest.raises(ConfigError, match=r"^small\.yaml: model\.config\.n_layers"):
+        prepare({}, {"model": {"architecture": "gpt2", "config": {"n_layers": 2}}}, overrides=("run.seed=2",))
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("path", JSONS, ids=lambda path: path.stem)
 def test_shipped_files_are_read_without_a_warning(path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:

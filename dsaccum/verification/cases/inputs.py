@@ -16,7 +16,7 @@ from dsaccum.config.deepspeed import DeepSpeedSettings, resolve_deepspeed_config
 from dsaccum.config.errors import ConfigError, located_in
 from dsaccum.config.experiment import DataConfig, Experiment
 from dsaccum.config.keys import check_keys
-from dsaccum.config.loading import load_experiment
+from dsaccum.config.loading import load_experiment, overrides_named
 from dsaccum.config.reading import read_json_object
 from dsaccum.config.schema import DeepSpeedSchema, Machine
 from dsaccum.data import Samples, WindowOrder, load_data
@@ -84,6 +84,11 @@ def read_case(arguments: VerifyArguments) -> PreparedCase:
     Raises:
         ConfigError: whatever the user can mend.
     """
+    with overrides_named(arguments.overrides):
+        return _read(arguments)
+
+
+def _read(arguments: VerifyArguments) -> PreparedCase:
     schema = installed_schema()
     source = str(_experiment_file(arguments.experiment))
     experiment = load_experiment(source, arguments.overrides)
