@@ -136,6 +136,8 @@ class RunConfig(_Section):
     """The longest that any rank waits for another, in seconds."""
     max_skipped: PositiveInt = 10
     """So many skipped steps in a row end the run."""
+    replica_check_every: NonNegativeInt = 100
+    """Optimizer steps between two checks that all ranks hold the same parameters; 0 for none."""
 
 
 class Experiment(_Section):

@@ -33,6 +33,8 @@ class Agreement:
         stop: somebody asked one of the ranks to stop.
         culprit: (rank, micro-step) of the finished window whose loss was not finite, where it was one rank alone.
         non_finite_ranks: how many ranks saw such a loss.
+        digest_sum: sum of the ranks' digests of their parameters.
+        apart: some rank found in the exchange before that its digest was not the others'.
     """
 
     targets: int
@@ -41,6 +43,8 @@ class Agreement:
     stop: bool
     culprit: tuple[int, int] | None
     non_finite_ranks: int
+    digest_sum: int
+    apart: bool
 
 
 class ControlExchange:
@@ -57,16 +61,27 @@ class ControlExchange:
         self._rank, self._steps = rank, accumulation_steps
         self._buffer = torch.zeros(self.SIZE, dtype=torch.float64, device=device)
 
-    def __call__(self, *, targets: int, samples: int, finished: WindowReport, stop: bool) -> Agreement:
+    def __call__(
+        self, *, targets: int, samples: int, finished: WindowReport, stop: bool, digest: int = 0, apart: bool = False
+    ) -> Agreement:
         """One collective. Every rank calls it once per window, and once more after the last."""
         # With one rank at fault its (rank, micro-step) survives the sum; with several only their number does.
         code = self._rank * self._steps + finished.non_finite[0] - 1 if finished.non_finite else 0
-        numbers = [targets, samples, finished.loss_sum, stop, bool(finished.non_finite), code]
-        self._buffer.copy_(torch.tensor([float(number) for number in numbers] + [0.0, 0.0], dtype=torch.float64))
+        numbers = [targets, samples, finished.loss_sum, stop, bool(finished.non_finite), code, digest, apart]
+        self._buffer.copy_(torch.tensor([float(number) for number in numbers], dtype=torch.float64))
         dist.all_reduce(self._buffer)
-        all_targets, all_samples, loss_sum, stops, at_fault, code_sum, *_ = self._buffer.tolist()
+        all_targets, all_samples, loss_sum, stops, at_fault, code_sum, digests, ranks_apart = self._buffer.tolist()
         culprit = None
         if at_fault == 1:
             rank, index = divmod(int(code_sum), self._steps)
             culprit = (rank, index + 1)
-        return Agreement(int(all_targets), int(all_samples), loss_sum, stops > 0, culprit, int(at_fault))
+        return Agreement(
+            targets=int(all_targets),
+            samples=int(all_samples),
+            loss_sum=loss_sum,
+            stop=stops > 0,
+            culprit=culprit,
+            non_finite_ranks=int(at_fault),
+            digest_sum=int(digests),
+            apart=ranks_apart > 0,
+        )

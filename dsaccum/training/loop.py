@@ -16,6 +16,7 @@ from dsaccum.loss import window_count
 from dsaccum.training.control import Agreement, ControlExchange, WindowReport
 from dsaccum.training.metrics import StepMetrics
 from dsaccum.training.outcome import RunFailed
+from dsaccum.training.replica_check import ReplicaCheck
 from dsaccum.training.stop_request import StopRequest
 
 Note = Callable[[str], None]
@@ -61,6 +62,7 @@ class TrainingLoop:
         stop: whether this rank was asked to stop.
         record: what to do with each step's metrics; called on every rank, one window late.
         note: shows a person one line.
+        replicas: checks now and then that the ranks' parameters are the same; None for never.
     """
 
     def __init__(
@@ -72,16 +74,19 @@ class TrainingLoop:
         stop: StopRequest,
         record: Callable[[StepMetrics], None],
         note: Note,
+        replicas: ReplicaCheck | None = None,
     ) -> None:
         self._engine, self._stream, self._exchange = engine, stream, exchange
         self._watchdog, self._stop, self._record, self._note = watchdog, stop, record, note
+        self._replicas = replicas
         self._skipped_in_a_row = 0
 
     def run(self, steps: int, max_skipped: int) -> int:
         """Train; returns the number of steps made, less than ``steps`` when the run was asked to stop.
 
         Raises:
-            RunFailed: ``max_skipped`` steps in a row had a gradient that was not finite.
+            RunFailed: ``max_skipped`` steps in a row had a gradient that was not finite, or the ranks' parameters
+                came to differ.
         """
         finished: Finished | None = None
         samples = tokens = 0
@@ -105,14 +110,30 @@ class TrainingLoop:
         self._watchdog.at(steps, 0, "exchange")
         self._agree(finished, targets=0, samples=0)
         self._stop_if_hopeless(max_skipped)
+        if self._replicas is not None and self._replicas.pending:  # of the last step: nobody has told the others yet
+            self._agree(None, targets=0, samples=0)
         return steps
 
     def _agree(self, finished: Finished | None, *, targets: int, samples: int) -> Agreement:
         """Exchange counts of the coming window and the loss of the finished one, which is recorded at once."""
         report = WindowReport() if finished is None else _report(finished.outcome)
-        agreement = self._exchange(targets=targets, samples=samples, finished=report, stop=self._stop.made)
+        check = self._replicas
+        if check is not None:
+            check.look(finished.step if finished is not None else 0)
+        agreement = self._exchange(
+            targets=targets,
+            samples=samples,
+            finished=report,
+            stop=self._stop.made,
+            digest=check.digest if check else 0,
+            apart=check.apart if check else False,
+        )
         if finished is not None:
             self._account(finished, agreement)
+        if check is not None:
+            if agreement.apart:
+                raise RunFailed(check.describe())
+            check.compare(agreement.digest_sum)
         return agreement
 
     def _account(self, finished: Finished, agreement: Agreement) -> None:

@@ -25,6 +25,7 @@ from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
 from dsaccum.training.loop import TrainingLoop
 from dsaccum.training.outcome import ExitCode, RunFailed
+from dsaccum.training.replica_check import ReplicaCheck
 from dsaccum.training.run_directory import RunDirectory, create_output_directory
 from dsaccum.training.stop_request import StopRequest
 from dsaccum.training.watchdog import Watchdog
@@ -150,6 +151,7 @@ def _build_loop(
         stop=stop,
         record=journal.step,
         note=journal.note,
+        replicas=ReplicaCheck(engine.engine, inputs.experiment.run.replica_check_every, ranks.world_size),
     )
 
 
