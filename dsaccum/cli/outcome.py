@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 from dsaccum.config.errors import ConfigError
@@ -34,18 +36,36 @@ def exit_code_of(work: Callable[[], ExitCode], *, verbose: bool) -> ExitCode:
         verbose: whether a rank's last lines, or the traceback of what nobody foresaw, are shown above the line.
     """
     try:
-        return work()
+        with _terminated_as_interrupted():
+            return work()
     except ConfigError as error:
         return refuse(error)
     except NotCarriedOut as error:
         say(f"error: {error}")
-    except KeyboardInterrupt:
-        say("error: interrupted; nothing is proven")
+    except KeyboardInterrupt as interruption:
+        say(f"error: {str(interruption) or 'interrupted'}; nothing is proven")
     except RankFailed as error:
         say(_rank_failure(error, verbose=verbose))
     except Exception as error:
         say(_unforeseen(error, verbose=verbose))
     return ExitCode.NOT_CARRIED_OUT
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the work as Ctrl-C does: ranks are ended, and there is a line and an exit code of ours."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt("terminated (SIGTERM)")
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def refuse(error: ConfigError) -> ExitCode:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 
@@ -184,6 +186,30 @@ class ZeroAdapter(LinkedAdapter):
     """ZeRO 1 and 2 (DeepSpeedZeroOptimizer): masters and gradient split; zeros for parameters without gradient."""
 
     shards_gradients = True
+
+    def located(self) -> Iterator[tuple[int, int, Place]]:
+        """As linked, but where the JSON has ``round_robin_gradients``: DeepSpeed links as if it had not reordered."""
+        if not getattr(self.wrapper, "round_robin_gradients", False):
+            yield from super().located()
+            return
+        for index, (parameters, partition) in enumerate(
+            zip(self.wrapper.round_robin_bit16_groups, self.partitions, strict=True)
+        ):
+            first = self.wrapper.partition_size[index] * dist.get_rank(self.wrapper.real_dp_process_group[index])
+            group = self.base.param_groups[index]
+            for position, (parameter, offset) in enumerate(zip(parameters, self._offsets(index), strict=True)):
+                start, at = max(0, first - offset), max(0, offset - first)
+                length = min(parameter.numel() - start, partition.numel() - at)
+                if length > 0:
+                    yield index, position, Place(self._name(parameter), start, length, partition, at, group)
+
+    def _offsets(self, index: int) -> list[int]:
+        """Where each parameter of the reordered group begins; older versions know of no padding between them."""
+        known = getattr(self.wrapper, "round_robin_bit16_offsets", None)
+        if known is not None:
+            return list(known[index])
+        sizes = [parameter.numel() for parameter in self.wrapper.round_robin_bit16_groups[index]]
+        return [0, *accumulate(sizes)][: len(sizes)]
 
     def gradients(self) -> Iterator[Fragment]:  # noqa: D102
         flat: dict[int, Tensor] = {}

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from dsaccum.config.errors import ConfigError
 from dsaccum.data import WindowStream
 from dsaccum.engine.process import Ranks, start_process_group
+from dsaccum.engine.refusal import refusal
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.training import finish, opening
 from dsaccum.training.console import ConsoleProgress
@@ -95,13 +96,11 @@ def _build_engine(inputs: Inputs) -> WindowEngine:
     try:
         with quiet:
             return WindowEngine(inputs.model, deepspeed.config, deepspeed.batch, inputs.loss)
-    except Exception as error:  # whatever DeepSpeed's parts raise, a value of the config caused it
+    except Exception as error:
         if is_communication(error):
             raise
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"DeepSpeed cannot start with this config ({type(error).__name__}: {reason})", source=deepspeed.source
-        ) from error
+        source = inputs.arguments.experiment
+        raise refusal(error, inputs.model, config=deepspeed.source, experiment=source) from error
 
 
 def _announce(inputs: Inputs, ranks: Ranks) -> ConsoleProgress:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -223,6 +225,18 @@ def test_interrupted_is_3(stub: StubVerify, capsys: pytest.CaptureFixture[str]) 
     stub.result = KeyboardInterrupt()
     assert run() == 3
     assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted; nothing is proven"
+
+
+def test_terminated_is_3_with_a_line(stub: StubVerify, capsys: pytest.CaptureFixture[str]) -> None:
+    def terminated() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    before = signal.getsignal(signal.SIGTERM)
+    stub.result = terminated
+    assert run() == 3
+    assert capsys.readouterr().err.splitlines()[-1] == "error: terminated (SIGTERM); nothing is proven"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_record_that_came_meanwhile_is_kept(

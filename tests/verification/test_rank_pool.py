@@ -249,6 +249,16 @@ def work():
 """
 
 
+def test_ranks_start_where_stdin_is_closed(repository: Path, tmp_path: Path) -> None:
+    """As under some daemons: number 0 is free, and a file of ours that got it would be lost in the rank."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(repository=str(repository), world_size=1) + "print(len(pool.run(process_id)))\n")
+    done = subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" "{script}" <&-'], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "once\n1\n"), done.stderr
+
+
 def test_a_script_without_a_main_guard_runs_once(repository: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(repository=str(repository), world_size=1) + "print(len(pool.run(process_id)))\n")

@@ -61,6 +61,7 @@ class Given:
     last_window: str = "short"
     seed: int = 0
     experiment: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """The DeepSpeed JSON and the experiment, with its data, in new files."""
@@ -91,6 +92,7 @@ class Given:
             "run": {"seed": self.seed},
             **self.experiment,
         }
+        config |= self.config
         deepspeed, yaml_file = folder / "ds.json", folder / "experiment.yaml"
         deepspeed.write_text(json.dumps(config))
         yaml_file.write_text(yaml.safe_dump(experiment))

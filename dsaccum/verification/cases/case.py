@@ -83,6 +83,11 @@ class Case:
     fault: str | None = None
     remedies: bool = True
 
+    @property
+    def communication_dtype(self) -> str:
+        """What ranks exchange gradients in: the JSON's ``communication_data_type``, else the forward's own type."""
+        return self.config.get("communication_data_type") or self.precision.removeprefix("autocast ")
+
     def with_windows(self, windows: tuple[WindowChoice, ...]) -> Case:
         """The same case on other windows of it."""
         return replace(self, windows=windows)

@@ -105,6 +105,18 @@ class StepEvidence:
         return self.stepped_once_at_the_end and bool(self.gradients) and all(each.passed for each in self.judged)
 
     @property
+    def optimizer_broke(self) -> bool:
+        """Parameters stopped being finite in this step, though every gradient was."""
+        step = self.optimizer_step
+        if step is None or step.before is None or step.after is None or self.not_finite:
+            return False
+        before, after = (
+            all(bool(tensor.isfinite().all()) for tensor in snapshot.masters.values())
+            for snapshot in (step.before, step.after)
+        )
+        return before and not after
+
+    @property
     def judged(self) -> list[GradientCheck]:
         """The ranks whose gradients can be compared with this truth."""
         return [each for each in self.gradients if each is not None]

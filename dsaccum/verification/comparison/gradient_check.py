@@ -3,7 +3,8 @@
 Bounds are derived, with u the unit roundoff of a format (2^-24 in fp32, 2^-8 in bf16) and m the elements of a tensor:
 
     error_t     ||G_t - truth_t|| / S_t, S_t = sum of w_i ||g_i,t||, at least 1e-6 of the whole gradient's
-    bound_t     2 (1 + 6 / sqrt(2 m)) y_t + 4 u_accumulated + u_forward + noise
+    bound_t     2 (1 + 6 / sqrt(2 m)) y_t + 4 u_sums + u_forward + noise, u_sums: of the accumulator, or of what ranks
+                exchange, whichever is coarser
                 y_t: the yardstick's own error, at least the median tensor's. It is one draw from the rounding that the
                 run draws from too; a norm over m elements scatters by 1 / sqrt(2 m), and six times that is allowed.
     weights     2.5 d + (N + W) u_fp32 c + low, d: what the yardsticks' weights, and those of several draws of the same
@@ -188,7 +189,7 @@ def _tensor_errors(
         if truth.sizes.get(name, 0.0) < scale:  # nothing but rounding, hence different each time it is computed
             yardstick[name] = max(error(each, name) for each in truth.yardsticks)
     typical = median(yardstick.values()) if yardstick else 0.0
-    roundoff = 4 * _accumulation_roundoff(case) + unit_roundoff(case.precision) + truth.noise
+    roundoff = 4 * _sum_roundoff(case) + unit_roundoff(case.precision) + truth.noise
     errors = []
     for name in names:
         elements = (truth.gradient.get(name, gradient.get(name))).numel()  # type: ignore[union-attr]
@@ -225,5 +226,6 @@ def unit_roundoff(precision: str) -> float:
     return torch.finfo(DTYPES[precision.removeprefix("autocast ")]).eps / 2
 
 
-def _accumulation_roundoff(case: Case) -> float:
-    return torch.finfo(DTYPES[case.accumulation_dtype]).eps / 2
+def _sum_roundoff(case: Case) -> float:
+    """Of the coarser format that gradients are added up in: over micro-steps, or over ranks."""
+    return max(torch.finfo(DTYPES[each]).eps / 2 for each in (case.accumulation_dtype, case.communication_dtype))

@@ -210,7 +210,7 @@ class ReferenceSide:
         flat = [weight for step in due for weight in step]
         forward = DTYPES[self.case.precision.removeprefix("autocast ")]
         own = torch.float32 if "autocast" in self.case.precision else forward
-        formats = Rounding(own, DTYPES[self.case.accumulation_dtype], forward)
+        formats = Rounding(own, DTYPES[self.case.accumulation_dtype], DTYPES[self.case.communication_dtype])
         drawn = rounding_noise(columns, flat, self.case.batch.world_size, formats)
         found = [recover_robustly(Factors(self.sketch(side), columns)) for side in sides]
         return Noise(
@@ -219,7 +219,7 @@ class ReferenceSide:
         )
 
     def _as_communicated(self, gradient: Gradient) -> Gradient:
-        dtype = DTYPES[self.case.precision.removeprefix("autocast ")]
+        dtype = DTYPES[self.case.communication_dtype]
         return {name: tensor.to(dtype).float() for name, tensor in gradient.items()}
 
     def _noise(self, yardstick: Reference, batch: Batch) -> float:

@@ -100,6 +100,17 @@ class SawCheck:
         """Within its bound."""
         return self.error <= self.bound
 
+    @property
+    def is_a_multiple(self) -> bool:
+        """Whether another coefficient explains it: ||seen - ratio due|| is within the bound, in units of ||due||.
+
+        With error = ||seen - due|| / ||due|| that is error^2 - (ratio - 1)^2, of which half the digits cancel.
+        """
+        if self.ratio is None or not math.isfinite(self.error):
+            return False
+        left = math.sqrt(max(self.error**2 - (self.ratio - 1) ** 2, 0.0))
+        return left <= max(1.0, abs(self.ratio)) * self.bound + 1e-7 * self.error
+
 
 def check_optimizer_saw(step: OptimizerStep, limit: float) -> SawCheck | None:
     """Compare what reached the optimizer with the reduced gradient, unscaled and clipped anew.

@@ -50,6 +50,10 @@ ADVICE: dict[str, Advice] = {
         "gradients are summed over the ranks, not averaged",
         "divide by the number of ranks once; do not multiply the loss by it",
     ),
+    "ranks-averaged-twice": Advice(
+        "the loss is divided by the number of ranks, and so are the gradients: they are W times too small",
+        "take the division by the world size out of the loop: DeepSpeed averages over the ranks",
+    ),
     "reduced-every-micro-step": Advice(
         "gradients are communicated at every micro-step: the result is right, at N times the traffic",
         "reduce at the boundary only: leave reduction to engine.backward",

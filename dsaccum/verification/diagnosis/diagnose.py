@@ -58,6 +58,8 @@ def _cause(named: Named, identifier: str | None = None) -> Cause:
 
 def _not_finite(evidence: CaseEvidence) -> list[Named]:
     for step in evidence.steps:
+        if step.optimizer_broke:
+            return []  # what comes after is its consequence
         if step.not_finite:
             rank, micro_step = step.not_finite[0]
             where = {"step": step.step, "rank": rank, "micro_step": micro_step, "applied": step.applied}

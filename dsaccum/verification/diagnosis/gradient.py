@@ -28,6 +28,8 @@ class Named:
     detail: str = ""
 
 
+ABOUT_RIGHT = 0.05
+"""A tensor's ratio this close to 1 tells nothing: single elements are wrong, or something was added."""
 Explanation = frozenset[str]
 """Faults that together make a window's weights what they are."""
 
@@ -43,7 +45,7 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
         if not all(each.explained for step in weighed for each in step.judged):
             named += _stale(evidence, weighed)
         named = named or _by_weights(evidence, weighed)
-        named += _tensors_aside(weighed)
+        named += _tensors_aside(weighed) if named else []
     elif not all(each.explained for step in wrong for each in step.judged):
         named += _stale(evidence, wrong)
     named += _single_tensors(wrong)
@@ -140,7 +142,10 @@ def _lost(off: dict[str, float | None]) -> list[Named]:
         return []
     first, ratio = next(iter(off.items()))
     more = f" and {len(off) - 1} more" if len(off) > 1 else ""
-    detail = f"{first}{more}" + (f", {ratio:.3g} of what is due" if ratio is not None else "")
+    size = "" if ratio is None else f", {ratio:.3g} of what is due"
+    if ratio is not None and abs(ratio - 1) < ABOUT_RIGHT:
+        size = ", about as large as is due, and another"
+    detail = f"{first}{more}{size}"
     return [Named(("parameter-gradient-lost",), {"parameters": dict(list(off.items())[:20])}, detail)]
 
 

@@ -8,11 +8,12 @@ counts how much) and a scale (what everything is divided by):
                 rank-mean-of-means  n / (T_r W), T_r rank r's own targets
                 before the shift    n / T', T' counts labels without shifting; or each micro-batch by its own n'
                 padding counted     n / P, P counts positions; or each micro-batch by its own
-    scales      x N: nobody divided    / N: divided twice    x W: summed over ranks
+    scales      x N: nobody divided    / N: divided twice    x W: summed over ranks    / W: averaged over ranks twice
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -115,17 +116,15 @@ def _patterns(counts: Counts) -> Iterator[Signature]:
 
 
 def _scales(steps: int, ranks: int) -> list[tuple[tuple[str, ...], float]]:
-    unscaled, twice, summed = ("loss-not-scaled",), ("loss-scaled-twice",), ("ranks-summed",)
-    scales: list[tuple[tuple[str, ...], float]] = [((), 1.0)]
-    if steps > 1:
-        scales += [(unscaled, float(steps)), (twice, 1 / steps)]
-    if ranks > 1:
-        scales += [(summed, float(ranks))]
-    if steps > 1 and ranks > 1:
-        scales += [((*unscaled, *summed), float(steps * ranks))]
-        if steps != ranks:
-            scales += [((*twice, *summed), ranks / steps)]
-    return scales
+    """Faults and the factor that they make together; none where two of them undo each other."""
+    by_steps = [((), 1.0), (("loss-not-scaled",), float(steps)), (("loss-scaled-twice",), 1 / steps)]
+    by_ranks = [((), 1.0), (("ranks-summed",), float(ranks)), (("ranks-averaged-twice",), 1 / ranks)]
+    return [
+        ((*of_steps, *of_ranks), step_factor * rank_factor)
+        for of_steps, step_factor in (by_steps if steps > 1 else by_steps[:1])
+        for of_ranks, rank_factor in (by_ranks if ranks > 1 else by_ranks[:1])
+        if not (of_steps or of_ranks) or not math.isclose(step_factor * rank_factor, 1.0)
+    ]
 
 
 def _scaled(weights: Matrix, scale: float) -> Matrix:

@@ -17,7 +17,7 @@ def clipping_causes(evidence: CaseEvidence) -> list[Named]:
     """The gradient that reached the optimizer is another multiple of the reduced one than the limit asks for."""
     for step in evidence.steps:
         saw = step.saw
-        if saw is not None and not saw.passed:
+        if saw is not None and not saw.passed and saw.is_a_multiple:
             norm = step.judged[0].norm
             limit = norm * saw.coefficient * (saw.ratio or 0.0)
             shown = {
@@ -55,7 +55,9 @@ def schedule_causes(evidence: CaseEvidence) -> list[Named]:
     if offsets:
         shown["offset"] = offsets[0]
         fitting.append("schedule-offset")
-    return [Named(tuple(fitting) or ("rate-mismatch",), shown, f"used {rates[0]:.4g}, due {due[0]:.4g}")]
+    wrong = next(index for index, step in enumerate(known) if not step.schedule_right)
+    detail = f"step {known[wrong].step}: used {rates[wrong]:.4g}, due {due[wrong]:.4g}"
+    return [Named(tuple(fitting) or ("rate-mismatch",), shown, detail)]
 
 
 def update_causes(evidence: CaseEvidence) -> list[Named]:
@@ -67,8 +69,29 @@ def update_causes(evidence: CaseEvidence) -> list[Named]:
             break
     wrong = [step for step in evidence.steps if step.update is not None and not step.update.passed]
     if wrong and not isinstance(evidence.optimizer, NotRebuilt):
-        named += _absent_gradient(wrong) or _count_offset(evidence, evidence.optimizer, wrong[0])
+        named += _absent_gradient(evidence, evidence.optimizer, wrong)
+        named = named or _another_rate(evidence, evidence.optimizer, wrong)
+        named = named or _count_offset(evidence, evidence.optimizer, wrong[0])
     return named
+
+
+def _another_rate(evidence: CaseEvidence, optimizer: Optimizer, steps: list[StepEvidence]) -> list[Named]:
+    """One factor on the rate explains every wrong step, though the rate that was set is right: changed on its way."""
+    used = []
+    for step in steps:
+        settings, captured = step.settings, step.optimizer_step
+        ratio = step.update.ratio if step.update else None
+        if settings is None or captured is None or ratio is None:
+            return []
+        rate = settings.learning_rate * ratio
+        due = due_hypothesis(step.saw, settings, step.update_number, captured, step.truth, evidence.case)
+        scaled = replace(due, settings=replace(settings, learning_rate=rate))
+        if ratio <= 0 or not check_update(captured, optimizer, scaled).passed:
+            return []
+        used.append((step.step, rate, settings.learning_rate))
+    shown = {"steps": [step for step, _, _ in used], "rates": [rate for _, rate, _ in used]}
+    first, rate, right = used[0]
+    return [Named(("rate-mismatch",), shown, f"step {first}: used {rate:.4g}, due {right:.4g}")]
 
 
 def _count_offset(evidence: CaseEvidence, optimizer: Optimizer, step: StepEvidence) -> list[Named]:
@@ -92,12 +115,20 @@ def _count_offset(evidence: CaseEvidence, optimizer: Optimizer, step: StepEviden
     return []
 
 
-def _absent_gradient(steps: list[StepEvidence]) -> list[Named]:
-    """Every tensor that is off is one that the truth gives no gradient to."""
+def _absent_gradient(evidence: CaseEvidence, optimizer: Optimizer, steps: list[StepEvidence]) -> list[Named]:
+    """Every tensor that is off is one without gradient in truth, and zeros in its place explain the update."""
     off = {tensor.name for step in steps if step.update is not None for tensor in step.update.off}
-    if off and all(name not in step.truth.gradient for step in steps for name in off):
-        return [Named(("absent-gradient-decayed",), {"parameters": sorted(off)[:20]}, sorted(off)[0])]
-    return []
+    if not off or any(name in step.truth.gradient for step in steps for name in off):
+        return []
+    for step in steps:
+        if step.optimizer_step is None or step.settings is None:
+            return []
+        due = due_hypothesis(
+            step.saw, step.settings, step.update_number, step.optimizer_step, step.truth, evidence.case
+        )
+        if not check_update(step.optimizer_step, optimizer, replace(due, absent=frozenset())).passed:
+            return []
+    return [Named(("absent-gradient-decayed",), {"parameters": sorted(off)[:20]}, sorted(off)[0])]
 
 
 def _same(rates: list[float], others: list[float]) -> bool:

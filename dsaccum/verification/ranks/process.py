@@ -123,6 +123,13 @@ class RankProcess:
                 file.close()
 
 
+def _occupy_standard_streams() -> None:
+    """Where stdin was closed, as by some daemons, a file of ours would get its number, and lose it in the rank."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+
+
 class Team:
     """Ranks that were started together and end together, for they share a process group.
 
@@ -140,6 +147,7 @@ class Team:
         self.growth_bytes = 0
         """By how much the memory of its largest rank has grown, idle, since its start."""
         self.processes: list[RankProcess] = []
+        _occupy_standard_streams()
         with tempfile.TemporaryFile() as file:
             Places.make_room(file.fileno(), world_size)
             self._places = Places(file.fileno(), world_size)

@@ -5,6 +5,7 @@ Each takes windows from a stream, makes one optimizer step of each, and returns 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -65,11 +66,15 @@ If it has a parameter ``window_targets``, it is given what the loss counts in th
 
 
 def loop_of(name: str) -> Loop:
-    """The loop that ``--loop`` names.
+    """The loop of that name: one of ours, the user's ``FILE.py:function``, or a whole loop, ``package.module:loop``.
 
     Raises:
         ConfigError: ``FILE.py:function`` cannot be imported.
     """
+    if _is_in_a_package(name):
+        module, _, function = name.partition(":")
+        whole: Loop = getattr(importlib.import_module(module), function)
+        return whole
     if name == DSACCUM:
         return _dsaccum
     if name == HF_LABELS:
@@ -167,4 +172,11 @@ def _window_targets(subject: Subject, micro_batches: Iterable[Mapping[str, Tenso
 
 def file_of(loop: str) -> Path | None:
     """The file of a loop that is the user's own."""
-    return None if loop in (DSACCUM, HF_LABELS, OUTSIDE_LOSS) else Path(loop.rpartition(":")[0])
+    ours = loop in (DSACCUM, HF_LABELS, OUTSIDE_LOSS) or _is_in_a_package(loop)
+    return None if ours else Path(loop.rpartition(":")[0])
+
+
+def _is_in_a_package(loop: str) -> bool:
+    """``dsaccum.audit.ways:no_sync``, say; ``--loop`` lets no such name through."""
+    module, colon, _ = loop.partition(":")
+    return bool(colon) and not module.endswith(".py") and all(part.isidentifier() for part in module.split("."))

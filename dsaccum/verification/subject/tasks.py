@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsaccum.config.errors import ConfigError
+from dsaccum.engine.refusal import refusal
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.loss import build_loss, model_inputs
 from dsaccum.model import build_model
@@ -122,7 +122,4 @@ def _build_engine(model: torch.nn.Module, case: Case, loss: Any) -> WindowEngine
         with contextlib.redirect_stdout(io.StringIO()):
             return WindowEngine(model, case.config, case.batch, loss, remedies=case.remedies)
     except (AssertionError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"DeepSpeed cannot start with this config ({type(error).__name__}: {reason})", source="--deepspeed"
-        ) from error
+        raise refusal(error, model, config="--deepspeed", experiment=case.source) from error

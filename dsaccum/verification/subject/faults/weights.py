@@ -106,5 +106,11 @@ WEIGHT_FAULTS: tuple[Fault, ...] = (
         needs=(several_ranks,),
         factor=lambda case, rank, micro_step: case.batch.world_size,
     ),
+    Weighed(
+        id="ranks-averaged-twice",
+        summary="the script divides the loss by W, and DeepSpeed averages over the ranks",
+        needs=(several_ranks,),
+        factor=lambda case, rank, micro_step: 1 / case.batch.world_size,
+    ),
     NonFinite(id="non-finite-gradient", summary="the loss of one micro-batch is NaN on one rank"),
 )
