@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from dsaccum import __version__
+from dsaccum.cli.audit import audit_command
 from dsaccum.cli.doctor import doctor_command
 from dsaccum.cli.faults import faults_command
 from dsaccum.cli.outcome import refuse
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("verify")(verify_command)
 app.command("faults")(faults_command)
+app.command("audit")(audit_command)
 app.command("doctor")(doctor_command)
 
 
