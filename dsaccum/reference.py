@@ -21,6 +21,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dsaccum.reference_module import ReferenceModule
+
 Batch = Mapping[str, Tensor]
 Gradient = dict[str, Tensor]
 
@@ -85,13 +87,14 @@ class Reference:
         autocast: torch.dtype | None = None,
         loss: SummedLoss | None = None,
     ) -> None:
-        self._model = copy.deepcopy(model).to(dtype)
-        self._model.zero_grad(set_to_none=True)
-        self._dtype, self._autocast = dtype, autocast
-        self._loss: SummedLoss = loss or TokenLoss()
-        choose_experts = getattr(self._model, "set_experts_implementation", None)
+        own = copy.deepcopy(model).to(dtype)
+        choose_experts = getattr(own, "set_experts_implementation", None)
         if dtype == torch.float64 and callable(choose_experts):
             choose_experts("eager")  # the grouped matrix product of a mixture of experts has no float64
+        self._module = ReferenceModule(own)
+        self._values = {name: tensor.detach().clone() for name, tensor in self._module.tensors.items()}
+        self._dtype, self._autocast = dtype, autocast
+        self._loss: SummedLoss = loss or TokenLoss()
 
     def at(self, values: Mapping[str, Tensor]) -> Reference:
         """The same reference with parameters (and buffers, where given) at ``values``, named as in a state dict.
@@ -99,17 +102,15 @@ class Reference:
         Raises:
             ValueError: a parameter has no value, or one of another shape.
         """
-        other = copy.copy(self)
-        other._model = copy.deepcopy(self._model)
-        parameters = dict(other._model.named_parameters())  # tied weights are named once
-        tensors = {**dict(other._model.named_buffers()), **parameters}
-        if missing := sorted(parameters.keys() - values.keys()):
+        if missing := sorted(self._module.parameters.keys() - values.keys()):
             raise ValueError(f"{len(missing)} parameters have no value: {', '.join(missing[:3])}")
-        with torch.no_grad():
-            for name in tensors.keys() & values.keys():
-                if tensors[name].shape != values[name].shape:
-                    raise ValueError(f"{name} is {list(tensors[name].shape)}, not {list(values[name].shape)}")
-                tensors[name].copy_(values[name])
+        other = copy.copy(self)
+        other._values = dict(self._values)
+        for name in self._values.keys() & values.keys():
+            mine, value = self._values[name], values[name].detach()
+            if mine.shape != value.shape:
+                raise ValueError(f"{name} is {list(mine.shape)}, not {list(value.shape)}")
+            other._values[name] = value.to(mine, copy=True)
         return other
 
     def targets(self, batch: Batch) -> int:
@@ -122,18 +123,17 @@ class Reference:
         With scale 1 the gradient is a column for weight recovery. In low precision give the scale that the engine
         feeds, so that both sides round alike. ``loss_sum`` is never scaled.
         """
-        # A copy for each pass: no buffer, cache or counter that a forward leaves behind can reach the next.
-        model = copy.deepcopy(self._model)
         if self._dtype == torch.float64:
             batch = {name: field.double() if field.is_floating_point() else field for name, field in batch.items()}
         inputs = {name: field for name, field in batch.items() if name != "labels"}
         device = next(iter(batch.values())).device.type
-        with torch.autocast(device, self._autocast) if self._autocast else nullcontext():
-            outputs = model(**inputs)
-        loss_sum = self._loss.sum(outputs, batch)
-        if loss_sum.requires_grad:
-            (loss_sum * scale).backward()
-        gradient = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        with self._module.at(self._values) as model:
+            with torch.autocast(device, self._autocast) if self._autocast else nullcontext():
+                outputs = model(**inputs)
+            loss_sum = self._loss.sum(outputs, batch)
+            if loss_sum.requires_grad:
+                (loss_sum * scale).backward()
+            gradient = {name: p.grad for name, p in self._module.parameters.items() if p.grad is not None}
         return Measured(loss_sum.item(), self.targets(batch), gradient)
 
     def big_batch(self, window: Batch) -> Measured:
