@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -93,6 +94,8 @@ def _phases_told(engine: Any, tracker: _CategoryTracker) -> Iterator[None]:
         with tracker.beside_forward():
             result = step(*arguments, **keywords)
         tracker.reset_mod_stats()
+        # What only a reference cycle holds isn't kept, but Python frees it when it gets to it, now or steps later.
+        gc.collect()
         return result
 
     engine.backward, engine.step = backward_then_tag, step_then_reset
