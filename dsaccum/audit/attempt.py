@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dsaccum
-from dsaccum.audit.ways import NoSuchApi
+from dsaccum.audit.loops import NoSuchApi
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.ranks.pool import RankPool, ignore_message
 from dsaccum.verification.subject.tasks import measure_memory_of
@@ -66,10 +66,16 @@ class Attempts:
         if task is measure_memory_of:
             return []  # three more engines for each cell; what the update is does not rest on it
         results = self._pool.run(attempt, task, *arguments, on_message=on_message)
-        for result in results:
-            if isinstance(result, Raised):
-                raise Refused(result)
-        return results
+        raised = _first_raised(results)
+        if raised is None:
+            return results
+        if raised.ours:  # what DeepSpeed says by itself: the same loop, with nobody looking at gradients
+            raised = _first_raised(self._pool.run(attempt, measure_memory_of, *arguments)) or raised
+        raise Refused(raised)
+
+
+def _first_raised(results: list[Any]) -> Raised | None:
+    return next((result for result in results if isinstance(result, Raised)), None)
 
 
 def join(context: RankContext) -> None:

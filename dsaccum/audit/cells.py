@@ -50,23 +50,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the machine can run.
+    """What can be run here.
 
     Attributes:
-        fp16: DeepSpeed accepts fp16 here.
+        fp16: DeepSpeed accepts fp16 on this machine.
         fused_adam: FusedAdam is there without minutes of compiling: on a GPU.
+        autocast: DeepSpeed has ``torch_autocast``.
     """
 
     fp16: bool
     fused_adam: bool
+    autocast: bool = True
 
 
 def why_untested(circumstances: Circumstances, abilities: Abilities) -> str | None:
-    """Why these cannot be tried on this machine; None where they can."""
+    """Why these cannot be tried here; None where they can."""
     if circumstances.precision == "fp16" and not abilities.fp16:
-        return "fp16 needs a GPU"
+        return "needs a GPU"
+    if circumstances.precision == "autocast" and not abilities.autocast:
+        return "this DeepSpeed has no torch_autocast"
     if circumstances.optimizer == "FusedAdam" and not abilities.fused_adam:
-        return "FusedAdam would be compiled for this CPU: left to GPUs"
+        return "would be compiled for this CPU: left to GPUs"
     return None
 
 
@@ -94,9 +98,9 @@ _SUSPECTED_WAYS: Final = (
 )
 _SUSPICIOUS: Final = (  # N = 4 throughout: with N = 1 most of what is suspected cannot show
     Circumstances(0),
-    Circumstances(1, precision="bf16", clipping="on"),
-    Circumstances(1, optimizer="SGD"),
-    Circumstances(2, precision="autocast"),
+    Circumstances(1, clipping="on"),
+    Circumstances(1, precision="bf16", optimizer="SGD"),
+    Circumstances(2, precision="bf16"),
     Circumstances(3, clipping="on"),
 )
 

@@ -1,16 +1,17 @@
-"""Where something shows: the fewest conditions that single its cells out of all that were tried."""
+"""Where something shows: few conditions that single its cells out of all that were tried."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Final
 
 from dsaccum.audit.record import CellRecord
 
-MOST_CONDITIONS: Final = 4
 Values = Mapping[str, object]
+Conditions = dict[str, tuple[object, ...]]
+_BY_SUSPICION: Final = ("zero_stage", "accumulation_steps", "optimizer", "precision", "clipping")
+"""Of two conditions that explain as much, the first is kept."""
 _HIDING: Final = frozenset({"boundary-shifted", "step-inside-window"})
 """With these, no other cause can be seen in a cell."""
 
@@ -24,7 +25,7 @@ class Pattern:
         cells: how many of the cells that show it fulfil them.
     """
 
-    conditions: dict[str, tuple[object, ...]]
+    conditions: Conditions
     cells: int
 
 
@@ -32,7 +33,8 @@ def patterns(cells: Sequence[CellRecord], shows: Callable[[CellRecord], bool]) -
     """Patterns that together hold all cells which show it and no other, those with the most cells first.
 
     Cells that are refused, untested, or where the optimizer did not step when it should, speak neither for nor against.
-    Greedy: the conditions that hold the most cells come next, of several the fewest, of those the ones on the way.
+    Each pattern starts from one cell, takes in those that it can without taking in one that speaks against it, and
+    drops the conditions that it does not need.
 
     Args:
         cells: all that were tried.
@@ -40,14 +42,13 @@ def patterns(cells: Sequence[CellRecord], shows: Callable[[CellRecord], bool]) -
     """
     showing = [_values(cell) for cell in cells if shows(cell)]
     against = [_values(cell) for cell in cells if _speaks(cell) and not shows(cell)]
-    found: list[dict[str, object]] = []
+    found: list[Conditions] = []
     left = list(showing)
     while left:
-        sound = [each for each in _candidates(left) if not any(_holds(each, other) for other in against)]
-        best = max(sound, key=lambda each: (_count(each, left), -len(each), "way" in each), default=dict(left[0]))
-        found.append(best)
-        left = [each for each in left if not _holds(best, each)]
-    counted = [Pattern(conditions, _count_any(conditions, showing)) for conditions in _merged(found)]
+        conditions = _narrowest(_widened({name: (value,) for name, value in left[0].items()}, left, against), against)
+        found.append(conditions)
+        left = [each for each in left if not _holds(conditions, each)]
+    counted = [Pattern(each, sum(_holds(each, cell) for cell in showing)) for each in found]
     return sorted(counted, key=lambda each: -each.cells)
 
 
@@ -56,43 +57,31 @@ def _speaks(cell: CellRecord) -> bool:
 
 
 def _values(cell: CellRecord) -> dict[str, object]:
-    return {"way": cell.way, **cell.circumstances.model_dump()}
+    circumstances = cell.circumstances.model_dump()
+    return {"way": cell.way, **{name: circumstances[name] for name in _BY_SUSPICION}}
 
 
-def _candidates(showing: Sequence[Values]) -> list[dict[str, object]]:
-    unique: dict[tuple[tuple[str, object], ...], None] = {}
-    for values in showing:
-        for number in range(1, MOST_CONDITIONS + 1):
-            unique.update(dict.fromkeys(combinations(values.items(), number)))
-    return [dict(each) for each in unique]
+def _holds(conditions: Conditions, values: Values) -> bool:
+    return all(values[name] in allowed for name, allowed in conditions.items())
 
 
-def _holds(conditions: Values, values: Values) -> bool:
-    return all(values[name] == value for name, value in conditions.items())
+def _is_sound(conditions: Conditions, against: Sequence[Values]) -> bool:
+    return not any(_holds(conditions, each) for each in against)
 
 
-def _count(conditions: Values, cells: Sequence[Values]) -> int:
-    return sum(_holds(conditions, each) for each in cells)
+def _widened(conditions: Conditions, cells: Sequence[Values], against: Sequence[Values]) -> Conditions:
+    """With the values of every cell that can be taken in."""
+    for cell in cells:
+        wider = {name: tuple(dict.fromkeys((*allowed, cell[name]))) for name, allowed in conditions.items()}
+        if _is_sound(wider, against):
+            conditions = wider
+    return conditions
 
 
-def _count_any(conditions: Mapping[str, tuple[object, ...]], cells: Sequence[Values]) -> int:
-    return sum(all(each[name] in values for name, values in conditions.items()) for each in cells)
-
-
-def _merged(found: Sequence[Values]) -> list[dict[str, tuple[object, ...]]]:
-    """Those that differ in one circumstance alone as one: ``ZeRO 1`` and ``ZeRO 2`` are ``ZeRO 1, 2``."""
-    sets: list[dict[str, tuple[object, ...]]] = [{name: (value,) for name, value in each.items()} for each in found]
-    while (pair := next(_alike(sets), None)) is not None:
-        first, second, name = pair
-        sets[first] = {**sets[first], name: (*sets[first][name], *sets[second][name])}
-        del sets[second]
-    return sets
-
-
-def _alike(sets: Sequence[Mapping[str, tuple[object, ...]]]) -> Iterator[tuple[int, int, str]]:
-    for first, second in combinations(range(len(sets)), 2):
-        one, other = sets[first], sets[second]
-        if one.keys() == other.keys():
-            differing = [name for name in one if one[name] != other[name]]
-            if len(differing) == 1:
-                yield first, second, differing[0]
+def _narrowest(conditions: Conditions, against: Sequence[Values]) -> Conditions:
+    """Without the conditions that nothing needs; the least suspicious go first."""
+    for name in reversed(list(conditions)):
+        fewer = {other: allowed for other, allowed in conditions.items() if other != name}
+        if fewer and _is_sound(fewer, against):
+            conditions = fewer
+    return conditions

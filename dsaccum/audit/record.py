@@ -48,7 +48,11 @@ class UntestedRecord(RecordPart):
 
 
 class OwnRecord(RecordPart):
-    """The user's own config, with the audit's small model. ``good``: the plain ways of calling DeepSpeed are right."""
+    """The user's own config, with the audit's small model and micro-batch.
+
+    ``good``: the plain ways of calling DeepSpeed are right; null where one has no verdict. ``substitutions`` are those
+    that this machine made necessary.
+    """
 
     file: str
     circumstances: CircumstancesRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +22,8 @@ from dsaccum.audit.cells import (
 )
 from dsaccum.audit.finding import recorded, refused, try_cell
 from dsaccum.audit.record import AuditRecord, CellRecord, CircumstancesRecord, OwnRecord, UntestedRecord
-from dsaccum.audit.small_case import CLIPPING_KEY, config_keys, prepare_cell, prepare_own
-from dsaccum.audit.ways import WAYS
+from dsaccum.audit.small_case import CLIPPING_KEY, prepare_cell, prepare_own
+from dsaccum.audit.ways import WAYS, Way
 from dsaccum.config.errors import ConfigError, located_in
 from dsaccum.config.reading import read_json_object
 from dsaccum.config.schema import DeepSpeedSchema
@@ -65,13 +65,14 @@ def run_audit(
         RankFailed: the ranks could not start.
     """
     started = time.perf_counter()
-    own_pools = pools or RankPools()
     world_size = _checked_ranks(ranks)
+    config = read_json_object(deepspeed) if deepspeed is not None else {}
+    own_pools = pools or RankPools()
     try:
         own_pools.get(world_size).run(join)
         with tempfile.TemporaryDirectory(prefix="dsaccum-audit-") as folder:
             bench = _Bench(Path(folder), world_size, own_pools, progress)
-            own = bench.own(deepspeed) if deepspeed is not None else None
+            own = bench.own(deepspeed, config) if deepspeed is not None else None
             chosen = list(cells) if cells is not None else (every_cell if full else pairwise_cells)(bench.abilities)
             tried = bench.run(chosen)
     finally:
@@ -98,7 +99,11 @@ class _Bench:
         self._folder, self._ranks, self._pools, self._progress = folder, ranks, pools, progress
         self._schema: DeepSpeedSchema = installed_schema()
         machine = self._schema.machine
-        self.abilities = Abilities(fp16=machine.supports_fp16, fused_adam=machine.device == "cuda")
+        self.abilities = Abilities(
+            fp16=machine.supports_fp16,
+            fused_adam=machine.device == "cuda",
+            autocast="torch_autocast" in self._schema.top_level.defaults,
+        )
 
     def run(self, cells: Sequence[Cell]) -> list[CellRecord]:
         """Each cell in turn."""
@@ -109,10 +114,9 @@ class _Bench:
             tried.append(self._try(cell))
         return tried
 
-    def own(self, file: Path) -> OwnRecord:
+    def own(self, file: Path, config: Mapping[str, Any]) -> OwnRecord:
         """The user's config in every way; what can be wrong with it is wrong at the first."""
         self._progress.stage(f"trying {file.name}")
-        config = read_json_object(file)
         found: list[CellRecord] = []
         for way in WAYS.values():
             self._progress.detail(way.id)
@@ -120,10 +124,10 @@ class _Bench:
                 prepared = prepare_own(config, way, self._folder, self._ranks)
             circumstances = _circumstances_of(prepared.case)
             if not found:
-                substitutions = prepared.substitutions
+                substitutions = prepared.unavailable
             if circumstances.accumulation_steps < way.least_steps:
                 continue
-            if missing := self._missing(set(way.config)):
+            if missing := self._missing(way):
                 found.append(refused(way.id, circumstances, missing))
             else:
                 found.append(try_cell(way.id, circumstances, prepared, self._pools.get(self._ranks)))
@@ -137,14 +141,14 @@ class _Bench:
 
     def _try(self, cell: Cell) -> CellRecord:
         circumstances = recorded(cell.circumstances)
-        if missing := self._missing(config_keys(cell)):
+        if missing := self._missing(WAYS[cell.way]):
             return refused(cell.way, circumstances, missing)
         prepared = prepare_cell(cell, self._folder, self._ranks)
         return try_cell(cell.way, circumstances, prepared, self._pools.get(self._ranks))
 
-    def _missing(self, keys: set[str]) -> str:
+    def _missing(self, way: Way) -> str:
         """DeepSpeed would take a key that it does not know, and do nothing."""
-        missing = sorted(keys - self._schema.top_level.defaults.keys())
+        missing = sorted(way.config.keys() - self._schema.top_level.defaults.keys())
         return f"this DeepSpeed has no {missing[0]}" if missing else ""
 
 
@@ -174,7 +178,7 @@ def _is_good(cells: Sequence[CellRecord]) -> bool | None:
 
 
 def _untested(abilities: Abilities) -> list[UntestedRecord]:
-    """What this machine cannot run, in one circumstance each."""
+    """What cannot be run here, in one circumstance each."""
     steps = max(ACCUMULATION_STEPS)
     candidates: dict[str, Circumstances] = {
         **{precision: Circumstances(1, precision, "AdamW", steps) for precision in PRECISIONS},

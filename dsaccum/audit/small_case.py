@@ -52,11 +52,6 @@ _PRECISIONS: Final[dict[PrecisionName, tuple[dict[str, Any], Precision, NumberFo
 """What the JSON holds, and what a case is told of it."""
 
 
-def config_keys(cell: Cell) -> set[str]:
-    """Top-level keys that the installed DeepSpeed has to know for the cell to mean what it says."""
-    return {*_PRECISIONS[cell.circumstances.precision][0], *WAYS[cell.way].config}
-
-
 def prepare_cell(cell: Cell, folder: Path, ranks: int) -> PreparedCase:
     """The cell as a case.
 

@@ -116,12 +116,12 @@ def _meaning(cause: str) -> str:
 
 
 def _where(pattern: Pattern) -> str:
-    """``scaled-backward, ZeRO 1, 2``."""
-    return ", ".join(_condition(name, values) for name, values in pattern.conditions.items())
+    """``scaled-backward; ZeRO 1, 2``."""
+    return "; ".join(_condition(name, values) for name, values in pattern.conditions.items())
 
 
 def _condition(name: str, values: tuple[object, ...]) -> str:
-    told = " or ".join(map(str, values))
+    told = ", ".join(map(str, sorted(values) if name == "zero_stage" else values))  # type: ignore[type-var]
     words = {"zero_stage": f"ZeRO {told}", "accumulation_steps": f"N = {told}", "clipping": f"clipping {told}"}
     return words.get(name, told)
 

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dsaccum.audit.loops import Window, each_window
+from dsaccum.instruments.gradients import read_gradients
 
-from dsaccum.audit.ways import NoSuchApi, _way
 
-
-@_way
-def divides_once_more(window: Any) -> None:
+@each_window
+def divides_once_more(window: Window) -> None:
     for micro_batch in window.micro_batches:
         window.engine.backward(window.forward(micro_batch) / window.steps)
         window.engine.step()
 
 
-@_way
-def forgets_a_micro_batch(window: Any) -> None:
+@each_window
+def forgets_a_micro_batch(window: Window) -> None:
     for position, micro_batch in enumerate(window.micro_batches):
         loss = window.forward(micro_batch)
         window.engine.backward(loss * 0 if position == 1 else loss)
         window.engine.step()
 
 
-@_way
-def asks_for_what_is_not_there(window: Any) -> None:
+@each_window
+def asks_for_what_is_not_there(window: Window) -> None:
     window.api("a_method_of_tomorrow")()
 
 
-@_way
-def raises_in_deepspeed(window: Any) -> None:
+@each_window
+def raises_in_deepspeed(window: Window) -> None:
     window.engine.backward(window.forward(window.micro_batches[0]).expand(2))
 
 
-@_way
-def old_word(window: Any) -> None:
-    raise NoSuchApi("engine.old_word")
+@each_window
+def cannot_be_watched(window: Window) -> None:
+    """Right, but under capture our own instruments raise."""
+    for micro_batch in window.micro_batches:
+        if hasattr(window._windows, "after_micro_step"):
+            read_gradients(window.engine)
+        window.engine.backward(window.forward(micro_batch))
+        window.engine.step()
+
+
+@each_window
+def raises_watched_or_not(window: Window) -> None:
+    if hasattr(window._windows, "after_micro_step"):
+        read_gradients(window.engine)
+    window.engine.backward(window.forward(window.micro_batches[0]).expand(2))

@@ -44,6 +44,8 @@ def test_what_a_machine_cannot_run_is_not_tried_there_and_is_elsewhere() -> None
     assert all(why_untested(cell.circumstances, CPU) is None for cell in on_cpu)
     assert not {"fp16", "FusedAdam"} & {value for cell in on_cpu for value in astuple(cell.circumstances)}
     assert {"fp16", "FusedAdam"} <= {value for cell in pairwise_cells(GPU) for value in astuple(cell.circumstances)}
+    old = Abilities(fp16=False, fused_adam=False, autocast=False)
+    assert {cell.circumstances.precision for cell in pairwise_cells(old)} == {"fp32", "bf16"}
 
 
 def test_ways_that_need_a_window_are_tried_with_one() -> None:

@@ -103,9 +103,19 @@ def test_refusals_are_told_in_deepspeeds_words_and_the_ranks_stay(
 def test_a_key_that_deepspeed_does_not_know_is_refused_not_ignored(
     rank_pool: RankPools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch, "old_word", config={"a_key_of_tomorrow": True})
-    cell = tried(rank_pool, "old_word")
+    plant(monkeypatch, "divides_once_more", config={"a_key_of_tomorrow": True})
+    cell = tried(rank_pool, "divides_once_more")
     assert (cell.outcome, cell.detail) == ("refused", "this DeepSpeed has no a_key_of_tomorrow")
+
+
+def test_where_only_we_stumble_there_is_no_verdict(rank_pool: RankPools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At ZeRO 1 there is no reduced gradient to read so early. Without capture, DeepSpeed has the word."""
+    plant(monkeypatch, "cannot_be_watched")
+    plant(monkeypatch, "raises_watched_or_not")
+    first, second = (tried(rank_pool, way, 1) for way in ("cannot_be_watched", "raises_watched_or_not"))
+    assert first.outcome == "untested"
+    assert first.detail.startswith("what DeepSpeed did could not be observed: RuntimeError: no reduced gradient")
+    assert (second.outcome, "loss must be a scalar tensor" in second.detail) == ("refused", True)
 
 
 @pytest.fixture

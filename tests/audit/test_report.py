@@ -26,7 +26,7 @@ MIXED = record(
     cell("two", "wrong", 1, "loss-scaled-twice"),
     cell("sync", "refused", 1, detail="AssertionError: no_sync is incompatible"),
     cell("sync", "untested", 0, detail="rank 1 hangs"),
-    untested=[UntestedRecord(circumstance="fp16", reason="fp16 needs a GPU")],
+    untested=[UntestedRecord(circumstance="fp16", reason="needs a GPU")],
     versions={"deepspeed": "0.19.8", "torch": "2.13.0"},
     elapsed_s=12.3,
 )
@@ -49,10 +49,10 @@ def test_a_sign_for_each_cell() -> None:
 def test_what_is_wrong_is_said_with_where() -> None:
     text = " ".join("\n".join(lines()).split())
     assert "A loss-scaled-twice: two layers divide" in text
-    assert "flag, ZeRO 0 (1 cell)" in text
+    assert "flag; ZeRO 0 (1 cell)" in text
     assert "B optimizer-count-offset" in text
     assert "sync at ZeRO 1: AssertionError: no_sync is incompatible" in text
-    assert "fp16: fp16 needs a GPU" in text
+    assert "fp16: needs a GPU" in text
     assert "sync, ZeRO 0, fp32, AdamW, N = 4, clipping off: rank 1 hangs" in text
     assert "9: 3 right, 1 right, with more communication than is due, 3 wrong, 1 refused, 1 without a verdict" in text
 

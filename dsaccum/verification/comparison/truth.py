@@ -182,8 +182,9 @@ class ReferenceSide:
     def float32_inside(self, choice: WindowChoice, values: Mapping[str, Tensor]) -> bool:
         """Whether the float64 forward computes something in float32, so that the truth is only mixed."""
         batch = {name: field[:1, :16] for name, field in self.micro_batches(choice)[0][0].items()}
+        truth = self._truth.at(values)
         with _Float32Spy() as spy, torch.no_grad():
-            self._truth.at(values).measure(batch)
+            truth.measure(batch)
         return spy.found
 
     def _fed_scale(self, targets: int, window_targets: int) -> float:
