@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.comparison.evidence import Counts
+from dsaccum.verification.diagnosis.gradient import _fits
 from dsaccum.verification.diagnosis.signatures import signatures
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import VerifyRecord
@@ -53,6 +55,19 @@ def test_no_two_faults_that_undo_each_other_are_a_signature(steps: int, ranks: i
     scales = {"loss-not-scaled", "loss-scaled-twice", "ranks-summed", "ranks-averaged-twice"}
     assert () in alike
     assert not any(scales & set(faults) for faults in alike)
+
+
+@pytest.mark.parametrize(("off", "fits"), [(1.06, False), (1.0, True), (1.015, True)])
+def test_small_weights_are_told_apart_as_well_as_large_ones(off: float, fits: bool) -> None:
+    """In bf16, 1/16 of what is due was taken for a clipped gradient of 0.059 of it: 6 % apart, 1 % is the tolerance."""
+    due, clipped = [0.25] * 4, [[0.25 * 0.059]] * 4
+    recovered = SimpleNamespace(weights=[0.25 * 0.059 * off] * 4)
+    check: Any = SimpleNamespace(recovered=recovered, tolerance=0.01)
+    step: Any = SimpleNamespace(truth=SimpleNamespace(due_in_order=due))
+    assert _fits(check, step, clipped) is fits
+    only_last = [[0.0], [0.0], [0.0], [0.25]]
+    noisy: Any = SimpleNamespace(recovered=SimpleNamespace(weights=[0.002, -0.002, 0.0, 0.25]), tolerance=0.01)
+    assert _fits(noisy, step, only_last)
 
 
 def test_one_tensor_changed_after_clipping_is_no_wrong_limit(rank_pool: RankPools, tmp_path: Path) -> None:

@@ -93,11 +93,15 @@ def _explanations(evidence: CaseEvidence, step: StepEvidence) -> set[Explanation
 
 
 def _fits(check: GradientCheck, step: StepEvidence, predicted: Matrix) -> bool:
-    """Every weight that could be told is the predicted one, to the tolerance of weights."""
+    """Every weight that could be told is the predicted one, to the tolerance of weights.
+
+    That is relative to what the whole gradient is predicted to be: where all weights are small, rounding is, too.
+    """
     flat = [weight for row in predicted for weight in row]
     due = step.truth.due_in_order
+    share = sum(flat) / sum(due) if sum(due) else 1.0
     known = [(w, p, d) for w, p, d in zip(check.recovered.weights, flat, due, strict=True) if w is not None]
-    return bool(known) and all(abs(w - p) <= 2 * check.tolerance * max(p, d) for w, p, d in known)
+    return bool(known) and all(abs(w - p) <= 2 * check.tolerance * (max(p, d * share) if p else d) for w, p, d in known)
 
 
 def _stale(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
