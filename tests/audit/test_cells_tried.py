@@ -125,6 +125,7 @@ def few_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_ways")
+@pytest.mark.slow
 def test_the_users_own_config(rank_pool: RankPools, tmp_path: Path, repository: Path) -> None:
     good = audit(rank_pool, deepspeed=repository / "ds_configs/accum4.json").own
     assert good is not None

@@ -29,14 +29,14 @@ def causes(record: VerifyRecord) -> list[tuple[str, str]]:
     return [(cause.id, cause.confidence) for cause in record.causes]
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loop", ["sound", "changes_its_batch"])
 def test_right_loops_are_equivalent(rank_pool: RankPools, tmp_path: Path, loop: str, stage: int) -> None:
     record = run(tmp_path, rank_pool, loop, stage=stage)
     assert record.verdict == "equivalent", found(record)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_loop_that_weighs_by_the_window_s_targets_is_right_on_ragged_rows(
     rank_pool: RankPools, tmp_path: Path, ranks: int
 ) -> None:

@@ -190,7 +190,8 @@ def test_a_factory_that_raises_is_the_users_to_mend(run: Callable[..., Running],
     assert ended.code == 2
     [error] = ended.errors
     assert error.startswith(f"error: {tmp_path}/experiment.yaml: model.factory")
-    assert error.endswith("the function raised RuntimeError: no more")
+    assert "the function raised RuntimeError: no more (at odd.py:" in error
+    assert error.endswith(f" in {name})")
     assert "Traceback" not in ended.said
     assert_nothing_left(command)
 

@@ -24,6 +24,7 @@ from tests.verification.verifying import ADAMW, Given, found
 pytestmark = pytest.mark.distributed
 HERE = Path(__file__).parent
 FAULTS, MODELS = HERE / "odd_faults.py", HERE / "odd_models.py"
+SLOW = pytest.mark.slow
 UNKNOWN = [("unknown-difference", "ambiguous")]
 
 
@@ -78,7 +79,7 @@ def test_one_tensor_changed_after_clipping_is_no_wrong_limit(rank_pool: RankPool
     assert causes(given.verify(tmp_path, rank_pool, fault="clipping-mismatch")) == [("clipping-mismatch", "certain")]
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("decay", [0.0, pytest.param(0.1, marks=SLOW)])
 def test_an_unused_parameter_that_is_written_to_was_not_decayed(
     rank_pool: RankPools, tmp_path: Path, decay: float
 ) -> None:
@@ -138,7 +139,7 @@ def test_a_parameter_without_dimension_is_the_models_fault(rank_pool: RankPools,
 # What was called wrong and is right --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=SLOW), 2])
 def test_gradients_reordered_by_round_robin_are_right(rank_pool: RankPools, tmp_path: Path, stage: int) -> None:
     """DeepSpeed's own links to its masters are wrong there (0.19.8): safe_get_full_fp32_param reads other tensors."""
     given = Given(ranks=2, stage=stage, config={"zero_optimization": {"stage": stage, "round_robin_gradients": True}})
@@ -148,7 +149,10 @@ def test_gradients_reordered_by_round_robin_are_right(rank_pool: RankPools, tmp_
     assert causes(wrong) == [("parameter-gradient-lost", "certain")]
 
 
-@pytest.mark.parametrize(("dtype", "stage"), [("bf16", 0), ("bf16", 1), ("bf16", 2), ("bf16", 3), ("fp16", 0)])
+@pytest.mark.parametrize(
+    ("dtype", "stage"),
+    [("bf16", 2), *(pytest.param(*each, marks=SLOW) for each in (("bf16", 0), ("bf16", 1), ("bf16", 3), ("fp16", 0)))],
+)
 def test_what_is_rounded_on_the_wire_as_asked_for_is_right(
     rank_pool: RankPools, tmp_path: Path, dtype: str, stage: int
 ) -> None:
