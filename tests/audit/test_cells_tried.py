@@ -60,6 +60,7 @@ def test_what_it_gets_wrong_is_named(
     assert (cell.outcome, cell.causes, cell.certain) == ("wrong", causes, True), cell.detail
 
 
+@pytest.mark.slow
 def test_two_backward_calls_keep_the_last_one(rank_pool: RankPools) -> None:
     """Fact 16. At ZeRO 1 nothing is left of the window but half of its last micro-batch."""
     cell = tried(rank_pool, "two-backwards", 1)
@@ -67,6 +68,7 @@ def test_two_backward_calls_keep_the_last_one(rank_pool: RankPools) -> None:
     assert cell.weights == "micro-steps weigh 0, 0, 0, 1/2 of what is due"
 
 
+@pytest.mark.slow
 def test_the_flag_works_at_zero_1(rank_pool: RankPools) -> None:
     """Control of the first fact, and of how the loss is formed there."""
     assert tried(rank_pool, "scale-wrt-gas-false", 1).outcome == "right"
@@ -108,6 +110,7 @@ def test_a_key_that_deepspeed_does_not_know_is_refused_not_ignored(
     assert (cell.outcome, cell.detail) == ("refused", "this DeepSpeed has no a_key_of_tomorrow")
 
 
+@pytest.mark.slow
 def test_where_only_we_stumble_there_is_no_verdict(rank_pool: RankPools, monkeypatch: pytest.MonkeyPatch) -> None:
     """At ZeRO 1 there is no reduced gradient to read so early. Without capture, DeepSpeed has the word."""
     plant(monkeypatch, "cannot_be_watched")

@@ -96,7 +96,9 @@ def without_decay() -> dict[str, Any]:
     return optimizer
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "stage", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_what_gets_no_gradient_is_decayed_at_every_stage(stage: int, tmp_path: Path, rank_pool: RankPools) -> None:
     """Plain PyTorch leaves a parameter without gradient alone; DeepSpeed 0.19.8 steps it with zeros, so it decays."""
     evidence = only_cause(given("idle", stage=stage).verify(tmp_path, rank_pool), "absent-gradient-decayed")
@@ -125,7 +127,7 @@ def test_a_routers_loss_that_nobody_states_is_refused(tmp_path: Path, rank_pool:
         given(ROUTED).verify(tmp_path, rank_pool)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_statistics_over_the_batch_are_no_sum_over_samples(ranks: int, tmp_path: Path, rank_pool: RankPools) -> None:
     record = given("normalised", ranks=ranks).verify(tmp_path, rank_pool)
     assert only_cause(record, "loss-not-additive")["float64_error"] > 1e-3
@@ -144,7 +146,7 @@ def test_dropout_inside_a_factory_is_set_to_0_and_said(tmp_path: Path, rank_pool
     assert note.startswith("dropout is 0 on both sides (hidden_dropout and 1 more)")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_randomness_that_nobody_can_turn_off_is_named(ranks: int, tmp_path: Path, rank_pool: RankPools) -> None:
     """The reference errs as much as the run does, so that no bound of its own could find it."""
     record = given("noisy", ranks=ranks).verify(tmp_path, rank_pool)

@@ -134,7 +134,7 @@ def test_autocast_is_forgotten_before_the_next_case(rank_pool: RankPools, tmp_pa
     equivalent(given.verify(tmp_path, rank_pool))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "autocast"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("autocast", marks=pytest.mark.slow)])
 def test_zero_3s_linear_layer_is_the_references_too_and_ends_with_its_engine(
     rank_pool: RankPools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_linear_layer_replaced_by_others_is_torchs_again(
 
 
 @pytest.mark.parametrize("loop", ["outside-loss", "hf-labels"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_plain_loops_are_right_on_packed_rows(rank_pool: RankPools, tmp_path: Path, loop: str, ranks: int) -> None:
     equivalent(Given(ranks=ranks).verify(tmp_path, rank_pool, loop=loop))
 

@@ -1,6 +1,6 @@
 """Every known fault, put in on real ranks through the whole of ``dsaccum.verify``, is found and called by its name.
 
-Run: pytest -n 0 tests/verification/test_faults_named.py for each fault once (two minutes on two idle cores); with
+Run: pytest -n 0 tests/verification/test_faults_named.py for half of the faults, once each (a minute on two idle cores); with
 ``-m slow`` at every ZeRO stage, on packed and on ragged rows. W = 2 and N = 3: where N = W, different faults look
 alike.
 
@@ -70,7 +70,18 @@ def is_named(identifier: str, case: Given, folder: Path, pools: RankPools) -> No
     assert all(cause.summary and cause.fix for cause in record.causes)
 
 
-@pytest.mark.parametrize("identifier", FAULTS)
+IN_CI = {
+    "loss-not-scaled", "loss-scaled-twice", "micro-batch-dropped", "ranks-not-reduced", "ranks-averaged-twice",
+    "mean-of-means", "rank-mean-of-means", "step-inside-window", "stale-gradients", "ranks-share-data",
+    "clipped-every-micro-step", "schedule-per-micro-step", "optimizer-count-offset", "parameter-gradient-lost",
+    "activations-kept", "reduced-every-micro-step",
+}  # fmt: skip
+"""At least one of each kind."""
+
+
+@pytest.mark.parametrize(
+    "identifier", [pytest.param(fault, marks=[] if fault in IN_CI else [pytest.mark.slow]) for fault in FAULTS]
+)
 def test_each_fault_is_called_by_its_name(rank_pool: RankPools, tmp_path: Path, identifier: str) -> None:
     stage, ragged = WHERE.get(identifier, (0, True))
     is_named(identifier, given(stage, ragged=ragged), tmp_path, rank_pool)
@@ -99,5 +110,5 @@ def test_each_fault_at_each_stage(
 
 
 def test_places_are_those_of_faults_that_there_are() -> None:
-    unknown: set[Any] = WHERE.keys() - FAULTS.keys()
+    unknown: set[Any] = (WHERE.keys() | IN_CI) - FAULTS.keys()
     assert unknown == set()

@@ -46,6 +46,7 @@ def test_a_loop_that_weighs_by_the_window_s_targets_is_right_on_ragged_rows(
     assert causes(wrong) == [("mean-of-means", "certain")], found(wrong)
 
 
+@pytest.mark.slow
 def test_losses_kept_after_their_backward_hold_no_activations(rank_pool: RankPools, tmp_path: Path) -> None:
     record = run(tmp_path, rank_pool, "keeps_losses")
     assert record.verdict == "equivalent", found(record)
@@ -103,7 +104,7 @@ def test_a_loop_that_raises_is_named_with_its_line(rank_pool: RankPools, tmp_pat
         run(tmp_path, rank_pool, "mistypes")
 
 
-@pytest.mark.parametrize("loop", ["shrinks_a_parameter", "forgets_a_state"])
+@pytest.mark.parametrize("loop", ["shrinks_a_parameter", pytest.param("forgets_a_state", marks=pytest.mark.slow)])
 def test_what_is_changed_between_windows_fails_the_update(rank_pool: RankPools, tmp_path: Path, loop: str) -> None:
     """Each step by itself is right: only what the step before left tells."""
     record = run(tmp_path, rank_pool, loop)

@@ -183,7 +183,7 @@ def test_a_killed_rank_is_named(run: Callable[..., Running], tmp_path: Path) -> 
     assert_nothing_left(command)
 
 
-@pytest.mark.parametrize("name", ["raises", "raises_on_a_rank"])
+@pytest.mark.parametrize("name", [pytest.param("raises", marks=pytest.mark.slow), "raises_on_a_rank"])
 def test_a_factory_that_raises_is_the_users_to_mend(run: Callable[..., Running], tmp_path: Path, name: str) -> None:
     command = run(model=factory(tmp_path, name))
     ended = command.end(within_s=START_S)
@@ -208,6 +208,7 @@ def test_a_forward_that_hangs_on_one_rank_is_named(run: Callable[..., Running], 
     assert_nothing_left(command)
 
 
+@pytest.mark.slow
 def test_nan_in_one_micro_batch_is_a_named_cause(run: Callable[..., Running], tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     command = run("--json", str(record), loss=factory(tmp_path, "nan"))

@@ -96,6 +96,7 @@ def test_an_unused_parameter_that_is_decayed_is_called_so(rank_pool: RankPools, 
     assert without.verdict == "equivalent", found(without)
 
 
+@SLOW
 def test_nan_that_the_optimizer_makes_is_not_blamed_on_samples(rank_pool: RankPools, tmp_path: Path) -> None:
     """With eps = 0 an element without gradient is 0 / 0: the embedding of a byte that does not occur."""
     record = Given(optimizer=adamw(eps=0.0)).verify(tmp_path, rank_pool)
@@ -109,6 +110,7 @@ def test_the_first_wrong_rate_is_shown(rank_pool: RankPools, tmp_path: Path) -> 
     assert "(step 3: used" in record.causes[0].summary
 
 
+@SLOW
 def test_gradients_of_most_tensors_in_the_wrong_place_are_no_single_lost_one(
     rank_pool: RankPools, tmp_path: Path
 ) -> None:
