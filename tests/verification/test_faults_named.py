@@ -1,8 +1,8 @@
 """Every known fault, put in on real ranks through the whole of ``dsaccum.verify``, is found and called by its name.
 
-Run: pytest -n 0 tests/verification/test_faults_named.py for half of the faults, once each (a minute on two idle cores); with
-``-m slow`` at every ZeRO stage, on packed and on ragged rows. W = 2 and N = 3: where N = W, different faults look
-alike.
+Run: pytest -n 0 tests/verification/test_faults_named.py for half of the faults, once each (a minute on two idle cores);
+with ``-m slow`` for all, and at every ZeRO stage, on packed and on ragged rows. W = 2 and N = 3: where N = W, different
+faults look alike.
 
 Named means: one cause, the fault's own, and certain; where two faults do the very same, a tie that has it. The negative
 control is test_equivalent.py, where the same cases without a fault are equivalent. Not covered: what the faults do in
