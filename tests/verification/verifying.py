@@ -6,7 +6,6 @@ A case takes one to three seconds once its ranks are there: two layers of width 
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from dsaccum import verify
+from dsaccum.power.small_case import write_lines, write_text
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import VerifyRecord
 
@@ -104,26 +104,7 @@ class Given:
         return verify(deepspeed, experiment=experiment, ranks=self.ranks, pools=pools, **options)
 
 
-def write_text(folder: Path) -> Path:
-    """Some kilobytes of words."""
-    path = folder / "text.txt"
-    path.write_text(" ".join(_words(random.Random(0), 4_000)))
-    return path
-
-
-def write_lines(folder: Path) -> Path:
-    """Short documents of 1 to 60 characters, most shorter than a row; 251 of them, so that no window divides."""
-    path, draw = folder / "lines.jsonl", random.Random(0)
-    texts = (" ".join(_words(draw, 12))[: draw.randint(1, 60)] for _ in range(251))
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
-
-
 def found(record: VerifyRecord) -> str:
     """What a failed assertion should show."""
     causes = [(cause.id, cause.confidence, cause.summary) for cause in record.causes]
     return f"{record.verdict}: {record.claims.which('fail')} {record.reasons} {causes}"
-
-
-def _words(draw: random.Random, count: int) -> list[str]:
-    return ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz.,()=", k=draw.randint(1, 9))) for _ in range(count)]
