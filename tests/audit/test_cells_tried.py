@@ -37,11 +37,13 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
     monkeypatch.setitem(ways.WAYS, name, Way(name, "planted", f"tests.audit.planted:{name}", **changes))
 
 
+@pytest.mark.slow
 def test_a_plain_loop_is_right(rank_pool: RankPools) -> None:
     cell = tried(rank_pool, "own-loss", 1)
     assert (cell.outcome, cell.causes, cell.detail) == ("right", [], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "stage", "circumstances", "causes"),
     [

@@ -55,9 +55,8 @@ def test_parameters_are_bit_identical_after_three_windows(one_rank: Ranks, stage
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=[pytest.mark.slow] if name != "gpt2" else []) for name in RECOMPUTED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", RECOMPUTED)
 def test_a_verification_says_equivalent(architecture: str, tmp_path: Path, rank_pool: RankPools) -> None:
     case = Given(ragged=True, experiment={"model": RECOMPUTED[architecture]})
     record = case.verify(tmp_path, rank_pool)

@@ -315,6 +315,7 @@ def test_default_model_with_kept_graphs_fails(one_rank: Ranks, repository: Path)
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
     by_rank = measured_once(tmp_path_factory, "memory-two-ranks", measure, world_size=2)
     for stage in range(4):
