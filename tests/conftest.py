@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def one_rank() -> Ranks:
+def one_rank() -> Iterator[Ranks]:
     """This process as the only rank, with its process group started."""
     from datetime import timedelta
 
@@ -42,4 +43,5 @@ def one_rank() -> Ranks:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
         start_process_group(ranks, timedelta(seconds=60))
-    return ranks
+    yield ranks
+    dist.destroy_process_group()

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from dsaccum.engine.process import Ranks, limit_threads, quiet_libraries, start_process_group
@@ -36,3 +37,5 @@ def _rank_main(
     start_process_group(ranks, timedelta(seconds=120))
     result = function(ranks, *arguments)
     (folder / f"rank{rank}.pickle").write_bytes(pickle.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()  # else gloo's threads outlive the interpreter, and C++ aborts the process now and then
