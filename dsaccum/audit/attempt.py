@@ -6,17 +6,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dsaccum
 from dsaccum.audit.loops import NoSuchApi
 from dsaccum.config.errors import ConfigError
-from dsaccum.verification.ranks.pool import RankPool, ignore_message
+from dsaccum.verification.ranks.interface import OnMessage, RankContext, TaskRunner, ignore_message
 from dsaccum.verification.subject.tasks import measure_memory_of
-
-if TYPE_CHECKING:
-    from dsaccum.verification.ranks.watch import OnMessage
-    from dsaccum.verification.ranks.worker import RankContext
 
 _OURS = Path(dsaccum.__file__).parent
 
@@ -53,7 +49,7 @@ class Attempts:
         pool: does the work.
     """
 
-    def __init__(self, pool: RankPool) -> None:
+    def __init__(self, pool: TaskRunner) -> None:
         self._pool = pool
 
     def run(self, task: Callable[..., Any], *arguments: Any, on_message: OnMessage = ignore_message) -> list[Any]:

@@ -17,12 +17,12 @@ from dsaccum.verification.verify import Examined, examine
 
 if TYPE_CHECKING:
     from dsaccum.verification.cases.inputs import PreparedCase
-    from dsaccum.verification.ranks.pool import RankPool
+    from dsaccum.verification.ranks.interface import TaskRunner
 
 _BESIDE_THE_UPDATE = frozenset({"communication", "memory"})
 
 
-def try_cell(way: str, circumstances: CircumstancesRecord, prepared: PreparedCase, pool: RankPool) -> CellRecord:
+def try_cell(way: str, circumstances: CircumstancesRecord, prepared: PreparedCase, pool: TaskRunner) -> CellRecord:
     """Run it on the ranks, and say what it is.
 
     Args:
@@ -33,7 +33,7 @@ def try_cell(way: str, circumstances: CircumstancesRecord, prepared: PreparedCas
     """
     started = time.perf_counter()
     try:
-        found = examine(prepared, cast("RankPool", Attempts(pool)), SilentProgress())
+        found = examine(prepared, Attempts(pool), SilentProgress())
         said = _said(found)
     except Refused as error:
         said = _refused(error)

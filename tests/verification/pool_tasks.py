@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.verification.ranks.worker import RankContext
+from dsaccum.verification.ranks.interface import RankContext
 
 SHORT_S = 3.0
 """The pool's limit to hangs."""

@@ -18,8 +18,8 @@ import torch
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.comparison import truth
+from dsaccum.verification.ranks.interface import RankContext
 from dsaccum.verification.ranks.pools import RankPools
-from dsaccum.verification.ranks.worker import RankContext
 from dsaccum.verification.records.record import VerifyRecord
 from tests.verification.verifying import ADAMW, Given, found
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, TypeVar
+from typing import Any, Concatenate
 
 from dsaccum.verification.ranks.failed import RankFailed
+from dsaccum.verification.ranks.interface import OnMessage, RankContext, Result, ignore_message
 from dsaccum.verification.ranks.messages import ChannelClosed, Kind, Parcel
 from dsaccum.verification.ranks.process import Team
-from dsaccum.verification.ranks.watch import OnMessage, watch
-
-if TYPE_CHECKING:
-    from dsaccum.verification.ranks.worker import RankContext
+from dsaccum.verification.ranks.watch import watch
 
 __all__ = ["RankFailed", "RankPool"]
 
@@ -20,12 +18,6 @@ MOST_GROWTH_BYTES = 1_500_000_000
 """Ranks are replaced beyond this: DeepSpeed engines leak even after ``destroy``."""
 MOST_TASKS = 100
 """Ranks are replaced after as many tasks, each of which makes an engine."""
-
-Result = TypeVar("Result")
-
-
-def ignore_message(rank: int, message: Any) -> None:
-    """Nobody wants to know what a task sends."""
 
 
 class RankPool:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
 from dsaccum.verification.ranks.failed import RankFailed
+from dsaccum.verification.ranks.interface import OnMessage
 from dsaccum.verification.ranks.messages import ChannelClosed, Failure, Kind, receive
 from dsaccum.verification.ranks.process import RankProcess, Team
-
-OnMessage = Callable[[int, Any], None]
-"""Told the rank and the object that its task sent."""
 
 _LOOK_S = 0.1
 _LONGEST_LOOK_S = 1.0

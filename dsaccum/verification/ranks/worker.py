@@ -78,8 +78,8 @@ class Seat:
         return [file for file in (self.channel, self.places, self.stacks, self.store) if file >= 0]
 
 
-class RankContext:
-    """What a task has on its rank.
+class PoolContext:
+    """What a task has on its rank of a pool: a ``RankContext``.
 
     Args:
         ranks: this rank's place among the others.
@@ -92,13 +92,7 @@ class RankContext:
         self._channel, self._places, self._beats = channel, places, 0
 
     def at(self, step: int, micro_step: int, phase: str) -> None:
-        """This rank has come so far. Cheap enough for every phase of every micro-step.
-
-        Args:
-            step: from 1; 0 before the first.
-            micro_step: from 1; 0 outside of one.
-            phase: what it does there: "forward"; before the first step "building the model".
-        """
+        """This rank has come so far."""
         self._beats += 1
         self._places.write(self.ranks.rank, Place(self._beats, step, micro_step, phase))
 
@@ -108,7 +102,7 @@ class RankContext:
         self.at(0, 0, "setting up")
 
     def send(self, message: Any) -> None:
-        """Hand an object to the pool's owner while the task runs; in order, from one thread."""
+        """Hand an object to the pool's owner while the task runs."""
         tell(self._channel, Kind.MESSAGE, message)
 
 
@@ -124,7 +118,7 @@ def main(seat: Seat) -> NoReturn:
     channel = Connection(seat.channel)
     _end_with_parent(seat, channel)
     ranks = Ranks(seat.rank, seat.world_size, seat.rank, seat.world_size, launched=False)
-    context = RankContext(ranks, channel, Places(seat.places, seat.world_size))
+    context = PoolContext(ranks, channel, Places(seat.places, seat.world_size))
     with contextlib.suppress(ChannelClosed):
         try:
             growth = _join(seat, context)
@@ -161,7 +155,7 @@ class _Growth:
         return self._process.memory_info().rss - self._at_first
 
 
-def _join(seat: Seat, context: RankContext) -> _Growth:
+def _join(seat: Seat, context: PoolContext) -> _Growth:
     context.at(0, 0, "importing its libraries")
     quiet_libraries()
     for library in _LIBRARIES:
@@ -197,7 +191,7 @@ def _start_process_group(seat: Seat, ranks: Ranks) -> None:
     start_process_group(ranks, _WITHOUT_LIMIT)
 
 
-def _do_next_task(context: RankContext, channel: Connection, growth: _Growth) -> None:
+def _do_next_task(context: PoolContext, channel: Connection, growth: _Growth) -> None:
     _, (task, arguments) = receive(channel)
     context.start_over()
     tell(channel, Kind.RESULT, task(context, *arguments))

@@ -22,7 +22,7 @@ from dsaccum.verification.cases.dropout import remove_dropout
 from dsaccum.verification.cases.windows import case_stream
 from dsaccum.verification.measures.communication import Traffic, measure_traffic
 from dsaccum.verification.measures.memory import MemoryPeak, measure_peak
-from dsaccum.verification.ranks.worker import RankContext
+from dsaccum.verification.ranks.interface import RankContext
 from dsaccum.verification.subject.capture import captured, describe_start
 from dsaccum.verification.subject.faults import fault_of
 from dsaccum.verification.subject.loops import Subject, Windows, loop_of
