@@ -32,8 +32,10 @@ from dsaccum.verification.ranks.failed import RankFailed
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import Cause, verdict_of
 from dsaccum.verification.subject.faults import FAULTS
-from dsaccum.verification.verify import Examined, examine, hardware, run_windows, with_fault
+from dsaccum.verification.verify import Examined, Extent, examine, hardware, run_windows, with_fault
 
+EXTENT = Extent(memory="undecided", trajectory=False)
+"""Memory is measured where nothing else is wrong: for what is clean, and for what only memory can show."""
 Parameters = dict[str, torch.Tensor]
 
 
@@ -162,7 +164,7 @@ class _Trial:
         )
 
     def _examine(self, prepared: PreparedCase) -> Examined:
-        return examine(prepared, self._pools.get(self._setting.ranks), SilentProgress())
+        return examine(prepared, self._pools.get(self._setting.ranks), SilentProgress(), EXTENT)
 
     def _usual_check(self, case: Case, found: Examined) -> UsualCheck | None:
         parameters = final_parameters([step.optimizer_step for step in found.evidence.steps])

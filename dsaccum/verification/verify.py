@@ -7,7 +7,7 @@ import platform
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,9 +24,9 @@ from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.diagnosis.diagnose import diagnose
 from dsaccum.verification.diagnosis.judge import Judged, judge
 from dsaccum.verification.measures.communication import judge_communication
-from dsaccum.verification.measures.memory import judge_memory, memory_cases
+from dsaccum.verification.measures.memory import MemoryPeak, judge_memory, memory_cases
 from dsaccum.verification.progress import Progress
-from dsaccum.verification.ranks.pool import RankPool
+from dsaccum.verification.ranks.interface import TaskRunner
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.describe import describe_step
 from dsaccum.verification.records.parts import CommunicationRecord, MemoryRecord
@@ -66,6 +66,22 @@ def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | No
 
 
 @dataclass(frozen=True)
+class Extent:
+    """What is measured beside what the optimizer did; by default everything.
+
+    Attributes:
+        memory: ``always``, ``never``, or ``undecided``: only where no other claim has failed, so that it can decide.
+        trajectory: whether the further sight is computed on which no verdict rests.
+    """
+
+    memory: Literal["always", "undecided", "never"] = "always"
+    trajectory: bool = True
+
+
+EVERYTHING = Extent()
+
+
+@dataclass(frozen=True)
 class Measured:
     """What has windows of its own, and what follows from it."""
 
@@ -87,8 +103,14 @@ class Examined:
     causes: list[Cause]
 
 
-def examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> Examined:
+def examine(prepared: PreparedCase, pool: TaskRunner, progress: Progress, extent: Extent = EVERYTHING) -> Examined:
     """Run the case on the ranks, work out what it should have done, measure, judge, name.
+
+    Args:
+        prepared: the case.
+        pool: of as many ranks as the case wants.
+        progress: told what happens.
+        extent: what is measured beside.
 
     Raises:
         ConfigError: the input is wrong, as only a rank could find out.
@@ -98,8 +120,10 @@ def examine(prepared: PreparedCase, pool: RankPool, progress: Progress) -> Exami
     progress.stage(f"running {len(case.windows)} windows on {_ranks(case)}")
     starts, captures, runs = run_windows(case, pool, progress)
     progress.stage("computing the reference")
-    evidence = compare(case, prepared.model, prepared.loss, starts, captures, runs[0], progress)
-    measured, findings = _measure(case, pool, runs, progress)
+    evidence = compare(
+        case, prepared.model, prepared.loss, starts, captures, runs[0], progress, with_trajectory=extent.trajectory
+    )
+    measured, findings = _measure(evidence, pool, runs, extent, progress)
     evidence = replace(evidence, findings=findings)
     kept = evidence.without_overflows()
     claims, reasons = judge(kept, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
@@ -138,7 +162,7 @@ def _without_dropout(prepared: PreparedCase) -> PreparedCase:
     return replace(prepared, substitutions=[*prepared.substitutions, note])
 
 
-def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: RankPool, progress: Progress) -> list[Cause]:
+def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: TaskRunner, progress: Progress) -> list[Cause]:
     """Run once more with N + 1, where mistakes that look alike at this N do not, and keep what explains both."""
     case = prepared.case
     batch = case.batch
@@ -168,7 +192,7 @@ def _failed(claims: Claims, reasons: dict[str, str]) -> dict[str, str]:
 
 
 def run_windows(
-    case: Case, pool: RankPool, progress: Progress
+    case: Case, pool: TaskRunner, progress: Progress
 ) -> tuple[list[Start], list[list[WindowCapture]], list[Ran]]:
     """Starts by rank; captures by window and rank; what each rank said in the end."""
     ranks = case.batch.world_size
@@ -189,19 +213,28 @@ def run_windows(
 
 
 def _measure(
-    case: Case, pool: RankPool, runs: list[Ran], progress: Progress
+    evidence: CaseEvidence, pool: TaskRunner, runs: list[Ran], extent: Extent, progress: Progress
 ) -> tuple[Measured, dict[str, dict[str, Any]]]:
     """Communication, from a window without capture that the ranks have run already, and memory."""
+    case = evidence.case
+    traffic, traffic_state, traffic_reason, traffic_finding = judge_communication([run.traffic for run in runs], case)
+    traffic_claim = Judged(traffic_state, traffic_reason)
+    decided = bool(judge(evidence.without_overflows(), {"communication": traffic_claim})[0].which("fail"))
+    wanted = extent.memory == "always" or (extent.memory == "undecided" and not decided)
+    peaks = _peaks(case, pool, progress) if wanted else []
+    memory, memory_state, memory_reason, memory_finding = judge_memory(peaks, case)
+    findings = {each["id"]: each for each in (traffic_finding, memory_finding) if each is not None}
+    return Measured(traffic, memory, traffic_claim, Judged(memory_state, memory_reason)), findings
+
+
+def _peaks(case: Case, pool: TaskRunner, progress: Progress) -> list[list[MemoryPeak]]:
+    """By case and rank."""
     progress.stage("measuring memory")
     peaks = []
     for split in memory_cases(case):
         progress.detail(f"N = {split.batch.accumulation_steps}, B = {split.batch.micro_batch}")
         peaks.append(pool.run(measure_memory_of, split))
-    traffic, traffic_state, traffic_reason, traffic_finding = judge_communication([run.traffic for run in runs], case)
-    memory, memory_state, memory_reason, memory_finding = judge_memory(peaks, case)
-    findings = {each["id"]: each for each in (traffic_finding, memory_finding) if each is not None}
-    claims = Judged(traffic_state, traffic_reason), Judged(memory_state, memory_reason)
-    return Measured(traffic, memory, *claims), findings
+    return peaks
 
 
 def _record(arguments: VerifyArguments, prepared: PreparedCase, examined: Examined, started: float) -> VerifyRecord:

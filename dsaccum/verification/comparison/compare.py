@@ -41,6 +41,8 @@ def compare(
     captures: list[list[WindowCapture]],
     ran: Ran,
     progress: Progress,
+    *,
+    with_trajectory: bool = True,
 ) -> CaseEvidence:
     """Judge every window against its truth.
 
@@ -52,6 +54,7 @@ def compare(
         captures: by window and rank.
         ran: what rank 0 said in the end.
         progress: told of each window.
+        with_trajectory: whether the reference's own runs are made, on which no verdict rests.
     """
     side = ReferenceSide(case, model, loss)
     rules = _rules(case)
@@ -88,6 +91,7 @@ def compare(
         before = [capture.checksums for capture in window]
     progress.detail("additivity and trajectory")
     errors = side.additivity(case.windows[0], values_before[0])
+    firsts = [window[0] for window in captures]
     worst = max(errors, key=errors.__getitem__, default="")
     return CaseEvidence(
         case=case,
@@ -100,7 +104,7 @@ def compare(
         replicas_compared=len(starts[0].checksums),
         draws=ran.draws,
         model_draws=side.draws(case.windows[0], values_before[0]),
-        trajectory=_trajectory(case, side, rules, starts[0], [window[0] for window in captures]),
+        trajectory=_trajectory(case, side, rules, starts[0], firsts) if with_trajectory else TrajectoryRecord(),
     )
 
 
