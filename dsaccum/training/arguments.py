@@ -21,6 +21,7 @@ class TrainArguments:
     micro_batch: int | None
     output_directory: str | None
     overrides: tuple[str, ...]
+    preflight: bool
     verbose: bool
 
 
@@ -46,6 +47,7 @@ def parse_arguments(command_line: Sequence[str], default_experiment: Path) -> Tr
         micro_batch=parsed.micro_batch,
         output_directory=parsed.output_dir,
         overrides=tuple(overrides),
+        preflight=parsed.preflight == "auto",
         verbose=parsed.verbose,
     )
 
@@ -73,6 +75,14 @@ def _parser(default_experiment: Path) -> argparse.ArgumentParser:
     change.add_argument("--micro-batch", type=int, metavar="B", help="train_micro_batch_size_per_gpu")
     change.add_argument("--steps", type=int, metavar="K", help="optimizer steps (run.steps)")
     change.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any field of the YAML")
+    checks = parser.add_argument_group("before the first step")
+    checks.add_argument(
+        "--preflight",
+        choices=("auto", "off"),
+        default="auto",
+        help="auto: verify a small copy of this run, once for each config, model and installed code; "
+        "where accumulation is wrong, stop with exit code 1",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--output-dir", metavar="DIR", help="a new or empty directory (default: runs/<name>-<n>)")
     output.add_argument(

@@ -10,19 +10,25 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks, limit_threads, quiet_libraries
 from dsaccum.training.arguments import parse_arguments
 from dsaccum.training.outcome import ExitCode, RunFailed, end_now, refuse, say
+from dsaccum.training.preflight import NotEquivalent
+
+if TYPE_CHECKING:
+    from dsaccum.training.preflight import Preflight
 
 
-def main(command_line: Sequence[str], default_experiment: Path) -> int:
+def main(command_line: Sequence[str], default_experiment: Path, preflight: Preflight | None = None) -> int:
     """Train; returns the exit code of this rank (``ExitCode``), or ends the process with it where it failed.
 
     Args:
         command_line: flags, without the program's name.
         default_experiment: the YAML to use when ``--experiment`` is not given.
+        preflight: asked before the first step, unless ``--preflight off``.
     """
     started = time.perf_counter()
     _open_streams()
@@ -40,9 +46,12 @@ def main(command_line: Sequence[str], default_experiment: Path) -> int:
         with _one_line(verbose=arguments.verbose):
             inputs = read_inputs(arguments, ranks)
         joined = True
-        code = execute(inputs, ranks, command=list(command_line), started=started)
+        asked = preflight if arguments.preflight else None
+        code = execute(inputs, ranks, command=list(command_line), started=started, preflight=asked)
     except ConfigError as error:
         code = refuse(error, ranks)
+    except NotEquivalent as finding:
+        code = _stop(finding, ranks)
     except RunFailed as error:
         if ranks.is_first or error.own:
             say(f"error: {error}")
@@ -54,6 +63,15 @@ def main(command_line: Sequence[str], default_experiment: Path) -> int:
     if joined and code is not ExitCode.DONE:
         end_now(code)
     return code
+
+
+def _stop(finding: NotEquivalent, ranks: Ranks) -> ExitCode:
+    if ranks.is_first:
+        say(
+            f"{finding}\nerror: stopped before the first step: this run would not train on its effective batch; "
+            "--preflight off trains all the same"
+        )
+    return ExitCode.NOT_EQUIVALENT
 
 
 @contextlib.contextmanager

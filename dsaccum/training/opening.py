@@ -60,8 +60,17 @@ def installed_versions() -> dict[str, str]:
     return {**{name: str(loaded(name)) for name in packages}, "python": platform.python_version()}
 
 
-def run_record(inputs: Inputs, ranks: Ranks, command: list[str]) -> dict[str, Any]:
-    """What ``run.json`` keeps: resolved configs, versions, the data's hash; enough to run the same again."""
+def run_record(
+    inputs: Inputs, ranks: Ranks, command: list[str], preflight: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What ``run.json`` keeps: resolved configs, versions, the data's hash; enough to run the same again.
+
+    Args:
+        inputs: of the run.
+        ranks: this process's place.
+        command: the flags.
+        preflight: what it found; None where it was off.
+    """
     batch = inputs.deepspeed.batch
     return {
         "schema": "dsaccum.train/1",
@@ -78,6 +87,7 @@ def run_record(inputs: Inputs, ranks: Ranks, command: list[str]) -> dict[str, An
         "versions": installed_versions(),
         "command": command,
         "data": inputs.data.description,
+        "preflight": preflight,
     }
 
 

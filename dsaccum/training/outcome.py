@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     """Of each rank; the DeepSpeed launcher passes on the first that isn't 0 (and shows 247 for a killed rank)."""
 
     DONE = 0
+    NOT_EQUIVALENT = 1
     WRONG_INPUT = 2
     FAILED = 3
 

@@ -9,6 +9,7 @@ import os
 import time
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
 from dsaccum.training.loop import TrainingLoop
 from dsaccum.training.outcome import ExitCode, RunFailed
+from dsaccum.training.preflight import Preflight
 from dsaccum.training.replica_check import ReplicaCheck
 from dsaccum.training.run_directory import RunDirectory, create_output_directory
 from dsaccum.training.stop_request import StopRequest
@@ -35,7 +37,9 @@ COLLECTIVE_MARGIN_S = 30.0
 """Collectives give up this much later than the watchdog, which knows better whom to name."""
 
 
-def execute(inputs: Inputs, ranks: Ranks, *, command: list[str], started: float) -> ExitCode:
+def execute(
+    inputs: Inputs, ranks: Ranks, *, command: list[str], started: float, preflight: Preflight | None = None
+) -> ExitCode:
     """Join the other ranks, train, save, and report.
 
     Args:
@@ -43,8 +47,10 @@ def execute(inputs: Inputs, ranks: Ranks, *, command: list[str], started: float)
         ranks: this process's place.
         command: the flags, for the record.
         started: ``time.perf_counter()`` when the process began.
+        preflight: asked before the engine is built.
 
     Raises:
+        NotEquivalent: the preflight found accumulation wrong.
         ConfigError: DeepSpeed or the file system refuses what was given.
         RunFailed: anything else that ends a run.
     """
@@ -56,8 +62,9 @@ def execute(inputs: Inputs, ranks: Ranks, *, command: list[str], started: float)
     try:
         with failures_named(ranks, watchdog):
             console = _announce(inputs, ranks)
+            checked = None if preflight is None else preflight(inputs, ranks, watchdog, console.note)
             engine = _build_engine(inputs)
-            journal, directory = _open_journal(inputs, ranks, engine, console, command)
+            journal, directory = _open_journal(inputs, ranks, engine, console, command, checked)
             watchdog.on_end = stop.on_end = partial(journal.fail, speaks=True)
             # Weights are drawn alike on all ranks; from here on each draws its own: dropout masks must not repeat.
             torch.manual_seed(settings.seed + 1 + ranks.rank)
@@ -113,12 +120,17 @@ def _announce(inputs: Inputs, ranks: Ranks) -> ConsoleProgress:
 
 
 def _open_journal(
-    inputs: Inputs, ranks: Ranks, engine: WindowEngine, console: ConsoleProgress, command: list[str]
+    inputs: Inputs,
+    ranks: Ranks,
+    engine: WindowEngine,
+    console: ConsoleProgress,
+    command: list[str],
+    checked: dict[str, Any] | None,
 ) -> tuple[Journal, RunDirectory]:
     directory = _agree_on_directory(inputs, ranks)
     for line in [*engine.remedies, f"run             {inputs.experiment.name} -> {directory.path}"]:
         console.note(line)
-    record = opening.run_record(inputs, ranks, command)
+    record = opening.run_record(inputs, ranks, command, checked)
     return Journal(directory, record, console, engine.write_events, is_first=ranks.is_first), directory
 
 

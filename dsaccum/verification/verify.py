@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -62,7 +63,7 @@ def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | No
         progress.stage("reading config, data and model")
         prepared = with_fault(read_case(arguments), arguments.fault)
         examined = examine(prepared, own.get(prepared.case.batch.world_size), progress)
-    return _record(arguments, prepared, examined, started)
+    return record_of(prepared, examined, started, arguments.command)
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,15 @@ def _peaks(case: Case, pool: TaskRunner, progress: Progress) -> list[list[Memory
     return peaks
 
 
-def _record(arguments: VerifyArguments, prepared: PreparedCase, examined: Examined, started: float) -> VerifyRecord:
+def record_of(prepared: PreparedCase, examined: Examined, started: float, command: Sequence[str] = ()) -> VerifyRecord:
+    """All of it.
+
+    Args:
+        prepared: the case.
+        examined: what was found.
+        started: ``time.perf_counter()`` when it began.
+        command: the command line.
+    """
     case, evidence, measured = prepared.case, examined.evidence, examined.measured
     batch = case.batch
     return VerifyRecord(
@@ -270,7 +279,7 @@ def _record(arguments: VerifyArguments, prepared: PreparedCase, examined: Examin
         deepspeed_config=case.config,
         versions=installed_versions(),
         hardware=hardware(),
-        command=list(arguments.command),
+        command=list(command),
         elapsed_s=time.perf_counter() - started,
     )
 

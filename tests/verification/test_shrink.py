@@ -18,12 +18,13 @@ from dsaccum.config.experiment import DataConfig, Experiment, ModelConfig
 from dsaccum.model import build_model
 from dsaccum.verification.cases import shrink, smaller_config
 from dsaccum.verification.cases.case import Vocabulary
-from dsaccum.verification.cases.shrink import Fitted, Work, fit_model
+from dsaccum.verification.cases.shrink import Fitted, Patience, Work, fit_model
 
 BYTES = Vocabulary(size=384, end_token=1, pad_token=0)
 MOST, WANTED = 8.0, 1.0
 """Seconds of work; the product's own numbers are free to change without a new set of expected sizes here."""
-WORK = Work(EffectiveBatch(world_size=2, accumulation_steps=4, micro_batch=4), steps=3)
+PATIENCE = Patience(MOST, WANTED)
+WORK = Work(EffectiveBatch(world_size=2, accumulation_steps=4, micro_batch=4), 3, PATIENCE)
 LENGTHS = [128, 64, 32, 16]
 # Sizes as in smaller published models: several layers, several heads, whatever each has of its own.
 SIZES: dict[str, dict[str, Any]] = {
@@ -47,19 +48,20 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fixed_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shrink, "MOST_SECONDS", MOST)
-    monkeypatch.setattr(shrink, "SECONDS_WANTED", WANTED)
-
-
 def experiment_of(architecture: str = "gpt2", length: int = 256, **config: Any) -> Experiment:
     model = ModelConfig(architecture=architecture, config=config)
     return Experiment(name="x", model=model, data=DataConfig(sequence_length=length))
 
 
 def fit(experiment: Experiment, *, vocabulary: Vocabulary = BYTES, full_size: bool = False, **work: Any) -> Fitted:
-    return fit_model(experiment, vocabulary, Work(**work) if work else WORK, LENGTHS, "x.yaml", full_size=full_size)
+    return fit_model(
+        experiment,
+        vocabulary,
+        Work(**work, patience=PATIENCE) if work else WORK,
+        LENGTHS,
+        "x.yaml",
+        full_size=full_size,
+    )
 
 
 def seconds(fitted: Fitted) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,13 +19,13 @@ from dsaccum.config.keys import check_keys
 from dsaccum.config.loading import load_experiment, overrides_named
 from dsaccum.config.reading import read_json_object
 from dsaccum.config.schema import DeepSpeedSchema, Machine
-from dsaccum.data import Samples, WindowOrder, load_data
+from dsaccum.data import Data, Samples, WindowOrder, load_data
 from dsaccum.engine.schema import installed_schema
 from dsaccum.loss import SummedLoss, build_loss
 from dsaccum.probe import check_causal_language_model
 from dsaccum.verification.cases.arguments import VerifyArguments
 from dsaccum.verification.cases.case import Case, OrderRule, Vocabulary, WindowChoice
-from dsaccum.verification.cases.shrink import MOST_SECONDS, Work, fit_model
+from dsaccum.verification.cases.shrink import Patience, Work, fit_model
 from dsaccum.verification.cases.substitutions import substitute, verified_batch, with_small_buckets
 from dsaccum.verification.cases.windows import (
     MOST_WARM_UP_STEPS,
@@ -78,6 +78,59 @@ class _Fed(NamedTuple):
     probe_samples: Samples
 
 
+@dataclass(frozen=True)
+class Sources:
+    """What the user's files hold besides the JSON.
+
+    Attributes:
+        experiment: as it was written.
+        source: its file, for messages.
+        data: what its ``data`` section stands for.
+        loss: the user's own; None for next-token cross entropy.
+    """
+
+    experiment: Experiment
+    source: str
+    data: Data
+    loss: SummedLoss | None
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """How the case steps: the JSON as it is verified.
+
+    Attributes:
+        settings: the JSON, resolved.
+        steps: optimizer steps, so many that two updates change something.
+        rescaled: how its batch was changed, one line each.
+        unavailable: what this machine cannot run, one line each.
+        warnings: what may not be what was meant, one line each.
+    """
+
+    settings: DeepSpeedSettings
+    steps: int
+    rescaled: list[str]
+    unavailable: list[str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a verification is asked for beside its files.
+
+    Attributes:
+        loop: ``dsaccum``, ``hf-labels``, ``outside-loss``, or ``FILE.py:function``.
+        remedies: whether our remedies for DeepSpeed's faults are applied.
+        full_size: whether a large model is verified as it is, not as a shrunk copy.
+        patience: with the reference.
+    """
+
+    loop: str = "dsaccum"
+    remedies: bool = True
+    full_size: bool = False
+    patience: Patience = field(default_factory=Patience)
+
+
 def read_case(arguments: VerifyArguments) -> PreparedCase:
     """Read the JSON, the experiment, the data and the model, and say what is verified. Changes nothing on disk.
 
@@ -85,26 +138,85 @@ def read_case(arguments: VerifyArguments) -> PreparedCase:
         ConfigError: whatever the user can mend.
     """
     with overrides_named(arguments.overrides):
-        return _read(arguments)
+        schema = installed_schema()
+        source = str(_experiment_file(arguments.experiment))
+        experiment = load_experiment(source, arguments.overrides)
+        stepping = plan_stepping(
+            read_json_object(arguments.deepspeed),
+            arguments.deepspeed,
+            experiment,
+            schema,
+            ranks=_ranks(arguments.ranks, schema.machine),
+            accumulation_steps=arguments.accumulation_steps,
+            micro_batch=arguments.micro_batch,
+            steps=arguments.steps,
+        )
+        if arguments.experiment is None:
+            # The default one has a value for many an "auto"; that a JSON does not ask for all of them is no news.
+            unused = unused_auto_values(stepping.settings.config, experiment)
+            stepping = replace(stepping, warnings=[line for line in stepping.warnings if line not in unused])
+        loss = None if experiment.loss.factory is None else build_loss(experiment.loss.factory, source=source)
+        sources = Sources(experiment, source, load_data(experiment.data, source), loss)
+        wanted = Wanted(arguments.loop, arguments.remedies, arguments.full_size)
+        return prepare_case(stepping, sources, wanted)
 
 
-def _read(arguments: VerifyArguments) -> PreparedCase:
-    schema = installed_schema()
-    source = str(_experiment_file(arguments.experiment))
-    experiment = load_experiment(source, arguments.overrides)
-    settings, rescaled, unavailable, warnings = _read_settings(arguments, experiment, schema)
-    loss = None if experiment.loss.factory is None else build_loss(experiment.loss.factory, source=source)
-    rates = schema.rehearse(settings.config, max(arguments.steps, MOST_WARM_UP_STEPS))
-    steps, at_rate_zero = steps_to_verify(arguments.steps, rates)
-    data = load_data(experiment.data, source)
-    vocabulary = Vocabulary(len(data.tokenizer), data.tokenizer.end_token, data.tokenizer.pad_token)
-    work = Work(settings.batch, steps)
-    lengths = shorter_lengths(data.samples)
-    fitted = fit_model(experiment, vocabulary, work, lengths, source, full_size=arguments.full_size)
+def plan_stepping(
+    written: dict[str, Any],
+    config_file: Path,
+    experiment: Experiment,
+    schema: DeepSpeedSchema,
+    *,
+    ranks: int,
+    accumulation_steps: int | None,
+    micro_batch: int | None,
+    steps: int,
+) -> Stepping:
+    """Resolve the JSON for so many ranks on this machine.
+
+    Args:
+        written: the JSON.
+        config_file: where it stands, for messages.
+        experiment: has the values for its ``"auto"``.
+        schema: of the installed DeepSpeed on this machine.
+        ranks: W.
+        accumulation_steps: N instead of the JSON's.
+        micro_batch: B instead of the JSON's.
+        steps: optimizer steps that are wanted at least.
+
+    Raises:
+        ConfigError: the first mistake.
+    """
+    with located_in(config_file):
+        check_keys(written, schema)
+        batch, rescaled = verified_batch(written, ranks, accumulation_steps, micro_batch)
+        substituted, unavailable = substitute(written, schema.machine)
+    numbers = {TOTAL_KEY: batch.total, STEPS_KEY: batch.accumulation_steps, MICRO_BATCH_KEY: batch.micro_batch}
+    settings = resolve_deepspeed_config(
+        substituted | numbers, config_file, schema=schema, experiment=experiment, world_size=ranks
+    )
+    rates = schema.rehearse(settings.config, max(steps, MOST_WARM_UP_STEPS))
+    steps, at_rate_zero = steps_to_verify(steps, rates)
+    warnings = [*settings.warnings, *_about_one_micro_step(batch), *at_rate_zero]
+    return Stepping(settings, steps, rescaled, unavailable, warnings)
+
+
+def prepare_case(stepping: Stepping, sources: Sources, wanted: Wanted) -> PreparedCase:
+    """A case, with a model that is small enough to verify in time.
+
+    Raises:
+        ConfigError: the model cannot be built, or is no causal language model.
+    """
+    settings, experiment, source = stepping.settings, sources.experiment, sources.source
+    samples, tokenizer = sources.data.samples, sources.data.tokenizer
+    vocabulary = Vocabulary(len(tokenizer), tokenizer.end_token, tokenizer.pad_token)
+    work = Work(settings.batch, stepping.steps, wanted.patience)
+    lengths = shorter_lengths(samples)
+    fitted = fit_model(experiment, vocabulary, work, lengths, source, full_size=wanted.full_size)
     verified = fitted.experiment
-    if loss is None:
+    if sources.loss is None:
         check_causal_language_model(fitted.model, vocabulary.size, verified.data.sequence_length, source)
-    fed = _feed(data.samples, verified.data, vocabulary, settings.batch, steps, source)
+    fed = _feed(samples, verified.data, vocabulary, settings.batch, stepping.steps, source)
     config, about_buckets = with_small_buckets(
         settings.config, fitted.trained_sizes, fitted.share, settings.batch.world_size
     )
@@ -122,20 +234,18 @@ def _read(arguments: VerifyArguments) -> PreparedCase:
         samples=fed.samples,
         probe_samples=fed.probe_samples,
         windows=fed.windows,
-        loop=arguments.loop,
-        remedies=arguments.remedies,
+        loop=wanted.loop,
+        remedies=wanted.remedies,
     )
-    seconds = work.seconds(fitted.parameters, fed.samples.sequence_length)
-    about_the_case = [*_about_one_micro_step(settings.batch), *at_rate_zero, *_about_time(seconds)]
     return PreparedCase(
         case=case,
         model=fitted.model,
-        loss=loss,
-        substitutions=[*rescaled, *unavailable, *fitted.notes, *about_buckets],
-        unavailable=unavailable,
-        warnings=[*warnings, *about_the_case],
+        loss=sources.loss,
+        substitutions=[*stepping.rescaled, *stepping.unavailable, *fitted.notes, *about_buckets],
+        unavailable=stepping.unavailable,
+        warnings=[*stepping.warnings, *_about_time(work, fitted.parameters, fed.samples.sequence_length)],
         parameters=fitted.parameters,
-        data=data.description,
+        data=sources.data.description,
     )
 
 
@@ -143,25 +253,6 @@ def _experiment_file(named: Path | None) -> Path:
     if named is not None:
         return named
     return _SHIPPED_EXPERIMENT if _SHIPPED_EXPERIMENT.is_file() else _BUILT_IN_EXPERIMENT
-
-
-def _read_settings(
-    arguments: VerifyArguments, experiment: Experiment, schema: DeepSpeedSchema
-) -> tuple[DeepSpeedSettings, list[str], list[str], list[str]]:
-    """The JSON resolved; how its batch was rescaled, what this machine cannot run, and what is worth a warning."""
-    written = read_json_object(arguments.deepspeed)
-    ranks = _ranks(arguments.ranks, schema.machine)
-    with located_in(arguments.deepspeed):
-        check_keys(written, schema)
-        batch, rescaled = verified_batch(written, ranks, arguments.accumulation_steps, arguments.micro_batch)
-        substituted, substitutions = substitute(written, schema.machine)
-    numbers = {TOTAL_KEY: batch.total, STEPS_KEY: batch.accumulation_steps, MICRO_BATCH_KEY: batch.micro_batch}
-    settings = resolve_deepspeed_config(
-        substituted | numbers, arguments.deepspeed, schema=schema, experiment=experiment, world_size=ranks
-    )
-    # The default experiment has a value for many an "auto"; that a JSON does not ask for all of them is no news.
-    unused = unused_auto_values(substituted, experiment) if arguments.experiment is None else []
-    return settings, rescaled, substitutions, [line for line in settings.warnings if line not in unused]
 
 
 def likely_ranks() -> int:
@@ -195,5 +286,7 @@ def _about_one_micro_step(batch: EffectiveBatch) -> list[str]:
     return [nothing] if batch.accumulation_steps == 1 else []
 
 
-def _about_time(seconds: float) -> list[str]:
-    return [f"the reference computes for about {seconds:.0f} s on one core"] if seconds > MOST_SECONDS else []
+def _about_time(work: Work, parameters: int, sequence_length: int) -> list[str]:
+    if not work.is_too_long(parameters, sequence_length):
+        return []
+    return [f"the reference computes for about {work.seconds(parameters, sequence_length):.0f} s on one core"]

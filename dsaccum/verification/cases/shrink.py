@@ -7,7 +7,7 @@ thereby every code path of the model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,6 @@ from dsaccum.verification.cases.smaller_config import fewer_layers, narrower, ow
 
 REFERENCE_RATE = 4.6e9
 """Parameters x tokens per second and pass, in float64: 2,500 tokens/s of the default model's 1.85 million."""
-MOST_SECONDS, SECONDS_WANTED = 8.0, 2.0
-"""Work from which on a copy is verified instead, and the work that the copy should come down to."""
 _NOT_OF_THE_MODEL = ("model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
 
 
@@ -63,6 +61,19 @@ class Fitted:
 
 
 @dataclass(frozen=True)
+class Patience:
+    """How long the reference may compute, in seconds of one core.
+
+    Args:
+        most_s: beyond it a copy is verified instead.
+        wanted_s: what the copy should come down to.
+    """
+
+    most_s: float = 8.0
+    wanted_s: float = 2.0
+
+
+@dataclass(frozen=True)
 class Work:
     """What the reference has to do, in passes over a window in float64.
 
@@ -72,20 +83,30 @@ class Work:
     Args:
         batch: of the case.
         steps: of the case.
+        patience: with it.
     """
 
     batch: EffectiveBatch
     steps: int
+    patience: Patience = field(default_factory=Patience)
 
     def seconds(self, parameters: int, sequence_length: int) -> float:
         """Of one core, roughly."""
         return parameters * self.batch.total * sequence_length * (5 / 3 * self.steps + 2) / REFERENCE_RATE
 
+    def is_too_long(self, parameters: int, sequence_length: int) -> bool:
+        """Whether a copy is verified instead."""
+        return self.seconds(parameters, sequence_length) > self.patience.most_s
+
+    def is_short(self, parameters: int, sequence_length: int) -> bool:
+        """Whether a copy need not be smaller."""
+        return self.seconds(parameters, sequence_length) <= self.patience.wanted_s
+
 
 def fit_model(
     experiment: Experiment, vocabulary: Vocabulary, work: Work, lengths: Sequence[int], source: str, *, full_size: bool
 ) -> Fitted:
-    """Build the experiment's model, or a shrunk copy where the reference would need more than ``MOST_SECONDS``.
+    """Build the experiment's model, or a shrunk copy where the reference would need too long.
 
     Args:
         experiment: as the user wrote it.
@@ -103,14 +124,14 @@ def fit_model(
     plain = _without_weights(experiment)
     parameters = None if plain is None else _count(plain, build)
     if plain is not None and parameters is not None:
-        if not full_size and work.seconds(parameters, length) > MOST_SECONDS:
+        if not full_size and work.is_too_long(parameters, length):
             copy = _smaller_copy(experiment, plain, parameters, build, work, lengths)
             if copy is not None:
                 return copy
         _refuse_what_has_no_room(parameters, work.batch.world_size, source)
     model = build(experiment)
     fitted = Fitted(experiment, model, sum(parameter.numel() for parameter in model.parameters()))
-    if full_size or work.seconds(fitted.whole, length) <= MOST_SECONDS:
+    if full_size or not work.is_too_long(fitted.whole, length):
         return fitted
     return _shorter_rows(fitted, build, work, lengths)
 
@@ -177,7 +198,7 @@ def _smaller_copy(
         copy = _resized(plain, fields)
         size = _count(copy, build) or parameters
         for width in widths(config) if cut_width else ():
-            if work.seconds(size, copy.data.sequence_length) <= SECONDS_WANTED:
+            if work.is_short(size, copy.data.sequence_length):
                 break
             candidate = _resized(plain, {**fields, **narrower(config, width)})
             if (smaller := _count(candidate, build)) is not None:
@@ -210,7 +231,7 @@ def _resized(experiment: Experiment, fields: dict[str, Any], length: int | None 
 def _fitting_length(parameters: int, work: Work, length: int, lengths: Sequence[int]) -> int:
     """The longest that comes down to the work wanted, or the shortest there is."""
     for shorter in lengths:
-        if work.seconds(parameters, length) <= SECONDS_WANTED:
+        if work.is_short(parameters, length):
             break
         length = shorter
     return length

@@ -101,7 +101,12 @@ def _its_ranks(total: Any, batch: EffectiveBatch) -> str:
 
 def without_observers(written: Json, machine: Machine) -> tuple[Json, list[str]]:
     """Monitors, profilers and chatter are off; that is no substitution, since nothing verified rests on them."""
-    return {key: value for key, value in written.items() if key not in _OBSERVERS}, []
+    return drop_observers(written), []
+
+
+def drop_observers(written: Mapping[str, Any]) -> Json:
+    """The JSON without what only watches a run."""
+    return {key: value for key, value in written.items() if key not in _OBSERVERS}
 
 
 def without_offload(written: Json, machine: Machine) -> tuple[Json, list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsaccum.engine.leftovers import forget_earlier_engines
 from dsaccum.engine.refusal import refusal
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.loss import build_loss, model_inputs
@@ -82,24 +82,13 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
     remove_dropout(model)
     loss = build_loss(case.experiment.loss.factory, source=case.source)
     context.at(0, 0, "building the engine")
-    _forget_earlier_engines()
+    forget_earlier_engines()
     engine = _build_engine(model, case, loss)
     torch.manual_seed(case.experiment.run.seed + 1 + context.ranks.rank)
     subject = Subject(engine, context.ranks, context)
     with fault.planted(subject, case):
         yield subject
     engine.engine.destroy()  # not after a failure: it could wait for ranks that have ended, and the pool ends them all
-
-
-def _forget_earlier_engines() -> None:
-    """Undo what one engine changes for the whole process, so that later ones compute as in a process of their own.
-
-    That autocast is on; and, from ZeRO 3 on, a linear layer that rounds the product before it adds the bias.
-    """
-    torch.nn.functional.linear = torch._C._nn.linear  # what torch itself calls so, whatever it is called now
-    module = sys.modules.get("deepspeed.runtime.torch_autocast")
-    if module is not None:
-        module.TORCH_AUTOCAST_INITIALIZED = False  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

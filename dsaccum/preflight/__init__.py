@@ -1,0 +1,35 @@
+"""Before a long run: a few windows of it, verified on its own ranks, once for each config, model and installed code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsaccum.engine.process import Ranks
+    from dsaccum.training.inputs import Inputs
+    from dsaccum.training.watchdog import Watchdog
+
+
+def preflight(inputs: Inputs, ranks: Ranks, watchdog: Watchdog, note: Callable[[str], None]) -> dict[str, Any]:
+    """Verify a shrunk copy of the run, on the processes that will train, unless that has been done before.
+
+    Every rank calls it once, after the process group has started and before the run's own engine is built. It leaves
+    the state of random generators, and whatever an engine changes for the whole process, as it was.
+
+    Args:
+        inputs: of the run.
+        ranks: this process's place.
+        watchdog: told that this rank moves.
+        note: shows a line, on rank 0.
+
+    Returns:
+        What ``run.json`` says of it.
+
+    Raises:
+        NotEquivalent: accumulation is wrong; on all ranks.
+        ConfigError: DeepSpeed refuses the config.
+    """
+    from dsaccum.preflight.check import carry_out  # the verification comes with it: not for --help
+
+    return carry_out(inputs, ranks, watchdog, note)

@@ -1,0 +1,110 @@
+"""The ranks of the run itself do the verification's tasks: no process is started, and what is patched is verified."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Concatenate
+
+import torch.distributed as dist
+
+from dsaccum.engine.process import Ranks
+from dsaccum.verification.ranks.interface import OnMessage, RankContext, Result, ignore_message
+
+_LOOK_S = 0.01
+
+
+class OwnContext:
+    """What a task has on its rank: a ``RankContext`` that keeps its messages until the task is done.
+
+    Args:
+        ranks: this process's place.
+        moved: called whenever the task has come further.
+    """
+
+    def __init__(self, ranks: Ranks, moved: Callable[[], None]) -> None:
+        self.ranks, self._moved = ranks, moved
+        self.messages: list[Any] = []
+
+    def at(self, step: int, micro_step: int, phase: str) -> None:
+        """This rank has come so far."""
+        self._moved()
+
+    def send(self, message: Any) -> None:
+        """Hand an object to rank 0."""
+        self.messages.append(message)
+
+
+class OwnRanks:
+    """A ``TaskRunner`` on rank 0; the other ranks ``follow``. Nobody waits in a collective while rank 0 computes.
+
+    A task that raises on one rank ends the run, as a step of training would: the others may be inside a collective.
+
+    Args:
+        ranks: this process's place.
+        moved: called whenever this rank has come further, or is seen to wait for rank 0 rather than hang.
+    """
+
+    def __init__(self, ranks: Ranks, moved: Callable[[], None]) -> None:
+        self._ranks, self.moved = ranks, moved
+        self._store = dist.distributed_c10d._get_default_store()
+        self._calls = 0
+
+    def run(
+        self,
+        task: Callable[Concatenate[RankContext, ...], Result],
+        *arguments: Any,
+        on_message: OnMessage = ignore_message,
+    ) -> list[Result]:
+        """As ``TaskRunner``; on rank 0."""
+        self._exchange((task, arguments))
+        told = self._do(task, arguments)
+        for rank, (_, messages) in enumerate(told):
+            for message in messages:
+                on_message(rank, message)
+        return [result for result, _ in told]
+
+    def dismiss(self, last_word: Any) -> None:
+        """Let the others go on; ``follow`` gives them the last word. On rank 0."""
+        self._exchange(last_word)
+
+    def follow(self) -> Any:
+        """Do what rank 0 wants done; returns its last word. On the other ranks."""
+        while True:
+            self._wait_for_first()
+            said = self._exchange(None)
+            if not isinstance(said, tuple):
+                return said
+            self._do(*said)
+
+    def _exchange(self, said: Any) -> Any:
+        """What rank 0 says, on all ranks."""
+        self._calls += 1
+        box = [said]
+        if self._ranks.world_size > 1:
+            if self._ranks.is_first:
+                self._store.set(self._key(self._calls), "1")
+            dist.broadcast_object_list(box)
+        self.moved()
+        return box[0]
+
+    def _wait_for_first(self) -> None:
+        """No hang: rank 0's own watchdog ends it where it does not come on, and then its store is gone."""
+        while not self._store.check([self._key(self._calls + 1)]):
+            self.moved()
+            time.sleep(_LOOK_S)
+
+    def _do(self, task: Callable[..., Any], arguments: tuple[Any, ...]) -> list[tuple[Any, list[Any]]]:
+        """Each rank's result and messages, on rank 0; nothing on others."""
+        context = OwnContext(self._ranks, self.moved)
+        mine = (task(context, *arguments), context.messages)
+        if self._ranks.world_size == 1:
+            return [mine]
+        told: list[Any] | None = [None] * self._ranks.world_size if self._ranks.is_first else None
+        dist.gather_object(mine, told)
+        self.moved()
+        return told or []
+
+    @staticmethod
+    def _key(call: int) -> str:
+        return f"dsaccum/preflight/{call}"
