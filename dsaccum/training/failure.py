@@ -11,6 +11,7 @@ import torch.distributed as dist
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks
 from dsaccum.training.outcome import RunFailed, say
+from dsaccum.training.preflight import NotEquivalent
 from dsaccum.training.watchdog import Position, Watchdog
 
 _COMMUNICATION = ("gloo", "nccl", "connection", "process group", "broken pipe")
@@ -24,7 +25,7 @@ def failures_named(ranks: Ranks, watchdog: Watchdog) -> Iterator[None]:
     """
     try:
         yield
-    except RunFailed:
+    except (RunFailed, NotEquivalent):
         raise
     except ConfigError as error:
         where = watchdog.position

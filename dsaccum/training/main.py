@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks, limit_threads, quiet_libraries
 from dsaccum.training.arguments import parse_arguments
-from dsaccum.training.outcome import ExitCode, RunFailed, end_now, refuse, say
+from dsaccum.training.outcome import FIRST_RANK_SPEAKS_S, ExitCode, RunFailed, end_now, refuse, say
 from dsaccum.training.preflight import NotEquivalent
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def main(command_line: Sequence[str], default_experiment: Path, preflight: Prefl
 
 
 def _stop(finding: NotEquivalent, ranks: Ranks) -> ExitCode:
+    """Rank 0 says the whole finding; its launcher would end it with the first rank that has ended."""
     if ranks.is_first:
-        say(
-            f"{finding}\nerror: stopped before the first step: this run would not train on its effective batch; "
-            "--preflight off trains all the same"
-        )
+        say(f"{finding}\nerror: stopped before the first step: the reason stands above; --preflight off trains anyway")
+    else:
+        time.sleep(FIRST_RANK_SPEAKS_S)
     return ExitCode.NOT_EQUIVALENT
 
 

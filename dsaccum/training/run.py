@@ -11,12 +11,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.data import WindowStream
-from dsaccum.engine.process import Ranks, start_process_group
+from dsaccum.engine.process import Ranks, seed_draws, start_process_group
 from dsaccum.engine.refusal import refusal
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.training import finish, opening
@@ -66,8 +65,7 @@ def execute(
             engine = _build_engine(inputs)
             journal, directory = _open_journal(inputs, ranks, engine, console, command, checked)
             watchdog.on_end = stop.on_end = partial(journal.fail, speaks=True)
-            # Weights are drawn alike on all ranks; from here on each draws its own: dropout masks must not repeat.
-            torch.manual_seed(settings.seed + 1 + ranks.rank)
+            seed_draws(settings.seed, ranks)
             loop = _build_loop(inputs, ranks, engine, watchdog, stop, journal)
             steps = loop.run(settings.steps, settings.max_skipped)
             _finish(inputs, ranks, engine, watchdog, journal, directory, steps, started, command)

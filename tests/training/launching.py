@@ -46,19 +46,27 @@ def environment_of_a_user() -> dict[str, str]:
     return {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
 
 
-def train_command(*flags: str, ranks: int | None, deepspeed: Path | str = ACCUM4, port: int = 0) -> list[str]:
-    """``ranks=None``: python alone, no launcher, which is quicker."""
-    script = [str(TRAIN), "--deepspeed", str(deepspeed), *flags]
+def train_command(
+    *flags: str, ranks: int | None, deepspeed: Path | str = ACCUM4, port: int = 0, script: Path = TRAIN
+) -> list[str]:
+    """``ranks=None``: python alone, no launcher, which is quicker. No preflight unless the flags ask for it."""
+    off = () if "--preflight" in flags else ("--preflight", "off")
+    words = [str(script), "--deepspeed", str(deepspeed), *flags, *off]
     if ranks is None:
-        return [sys.executable, *script]
+        return [sys.executable, *words]
     launcher = str(Path(sys.executable).parent / "deepspeed")
-    return [launcher, "--num_gpus", str(ranks), "--master_port", str(port or free_port()), *script]
+    return [launcher, "--num_gpus", str(ranks), "--master_port", str(port or free_port()), *words]
 
 
 def run_train(
-    *flags: str, cwd: Path, ranks: int | None = None, deepspeed: Path | str = ACCUM4, env: dict[str, str] | None = None
+    *flags: str,
+    cwd: Path,
+    ranks: int | None = None,
+    deepspeed: Path | str = ACCUM4,
+    env: dict[str, str] | None = None,
+    script: Path = TRAIN,
 ) -> Ended:
-    command = train_command(*flags, ranks=ranks, deepspeed=deepspeed)
+    command = train_command(*flags, ranks=ranks, deepspeed=deepspeed, script=script)
     started = time.monotonic()
     ended = subprocess.run(
         command, cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=240, check=False

@@ -1,0 +1,159 @@
+"""What is verified before a run, when it is verified again, and what is no reason not to train: in one process.
+
+Run: pytest -n 0 tests/preflight/test_check.py. Not covered: the command itself (test_run.py).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from dsaccum.engine.process import Ranks
+from dsaccum.preflight import check, kept, preflight
+from dsaccum.training.arguments import parse_arguments
+from dsaccum.training.inputs import Inputs, read_inputs
+from dsaccum.training.preflight import NotEquivalent
+from dsaccum.verification.records.record import VerifyRecord
+from tests.training.launching import ACCUM4, REPOSITORY, TINY
+
+EXPERIMENT = REPOSITORY / "launch" / "experiments" / "stdlib-nano.yaml"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dsaccum" / "preflight"
+
+
+class Watchdog:
+    def __init__(self) -> None:
+        self.moves = 0
+
+    def at(self, step: int, micro_step: int, phase: str) -> None:
+        self.moves += 1
+
+
+class Said(NamedTuple):
+    record: dict[str, Any]
+    lines: list[str]
+    moves: int
+
+
+def inputs_of(ranks: Ranks, *flags: str, **config: Any) -> Inputs:
+    path = ACCUM4
+    if config:
+        path = Path(config.pop("at")) / "ds.json"
+        path.write_text(json.dumps(json.loads(ACCUM4.read_text()) | config))
+    return read_inputs(parse_arguments(["--deepspeed", str(path), *TINY, *flags], EXPERIMENT), ranks)
+
+
+def ask(inputs: Inputs, ranks: Ranks) -> Said:
+    watchdog, lines = Watchdog(), []
+    record = preflight(inputs, ranks, watchdog, lines.append)  # type: ignore[arg-type]
+    return Said(record, lines, watchdog.moves)
+
+
+@pytest.fixture(scope="module")
+def read(one_rank: Ranks) -> Inputs:
+    return inputs_of(one_rank)
+
+
+def test_a_verdict_is_kept_until_something_changes(read: Inputs, one_rank: Ranks, cache: Path) -> None:
+    first, again = ask(read, one_rank), ask(read, one_rank)
+    assert "equivalent: 4 micro-batches of 2 on 1 rank" in first.lines[-1]
+    assert first.moves > 20, "a watchdog sees that it is at work"
+    assert again.lines == [f"preflight       equivalent, as verified on {again.record['verified_on']} for this config, "
+                           "model and code"]  # fmt: skip
+    assert first.record["fingerprint"] == again.record["fingerprint"]
+    other = ask(inputs_of(one_rank, "--accum-steps", "3"), one_rank)
+    assert "equivalent: 3 micro-batches" in other.lines[-1]
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_random_generators_and_the_model_are_as_before(read: Inputs, one_rank: Ranks) -> None:
+    before = {name: value.clone() for name, value in read.model.state_dict().items()}
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    due = torch.rand(1), random.random(), np.random.rand()
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    ask(read, one_rank)
+    assert (torch.rand(1), random.random(), np.random.rand()) == due
+    assert all(torch.equal(value, before[name]) for name, value in read.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "rows", "verified"),
+    [
+        (1, 512, 8, (4, 2)),
+        (2, 4, 1, (4, 1)),
+        (4, 8, 2, (3, 2)),
+        (3, 3, 2, (2, 2)),
+        (2, 2, 2, (2, 2)),
+        (1, 1, 16, (1, 2)),
+    ],
+)
+def test_a_large_window_is_made_small(
+    one_rank: Ranks, ranks: int, steps: int, rows: int, verified: tuple[int, int]
+) -> None:
+    several = Ranks(0, ranks, 0, ranks, launched=False)
+    given = inputs_of(several, "--accum-steps", str(steps), "--micro-batch", str(rows))
+    batch = check._stepping(given).settings.batch
+    assert (batch.accumulation_steps, batch.micro_batch, batch.world_size) == (*verified, ranks)
+
+
+def test_a_fault_stops_it_and_is_not_kept(
+    read: Inputs, one_rank: Ranks, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    original = DeepSpeedEngine.backward
+    assert ask(read, one_rank).record["verdict"] == "equivalent"
+    with monkeypatch.context() as patch:
+        patch.setattr(DeepSpeedEngine, "backward", lambda self, loss, **given: original(self, loss / 4, **given))
+        for _ in range(2):
+            with pytest.raises(NotEquivalent, match=r"loss-scaled-twice \(certain\)"):
+                ask(read, one_rank)
+    assert len(list(cache.iterdir())) == 1
+    assert "as verified on" in ask(read, one_rank).lines[-1]
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_not_to_train(
+    read: Inputs, one_rank: Ranks, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert "it could not be kept in " in ask(read, one_rank).lines[-1]
+
+
+def test_a_kept_file_that_is_broken_is_made_anew(read: Inputs, one_rank: Ranks, cache: Path) -> None:
+    ask(read, one_rank)
+    [path] = cache.iterdir()
+    path.write_text("{")
+    assert "equivalent: " in ask(read, one_rank).lines[-1]
+    assert VerifyRecord.read(path).verdict == "equivalent"
+
+
+def test_only_an_equivalent_record_counts(read: Inputs, one_rank: Ranks, cache: Path) -> None:
+    key = ask(read, one_rank).record["fingerprint"]
+    path = cache / f"{key}.json"
+    altered = json.loads(path.read_text())
+    altered["claims"]["update"], altered["verdict"] = "untested", None
+    path.write_text(json.dumps(altered))
+    assert kept.find(key) is None
+
+
+def test_a_model_that_cannot_be_verified_in_seconds_trains(
+    read: Inputs, one_rank: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "LONGEST_S", 1e-9)
+    said = ask(read, one_rank)
+    assert said.record["verdict"] is None
+    assert said.lines[-1].endswith("in seconds: dsaccum verify does it; the run goes on")
