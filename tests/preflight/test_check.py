@@ -60,8 +60,13 @@ def ask(inputs: Inputs, ranks: Ranks) -> Said:
 
 
 @pytest.fixture(scope="module")
-def read(one_rank: Ranks) -> Inputs:
-    return inputs_of(one_rank)
+def read(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """Verified once already: what that imports is part of the fingerprint from then on, and a run starts without it."""
+    inputs = inputs_of(one_rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        ask(inputs, one_rank)
+    return inputs
 
 
 def test_a_verdict_is_kept_until_something_changes(read: Inputs, one_rank: Ranks, cache: Path) -> None:
