@@ -13,6 +13,8 @@ from dsaccum.engine.process import Ranks, quiet_libraries
 
 quiet_libraries()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Several processes share the cores already, and threads of OpenMP that wait for each other do so busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Two DeepSpeed versions that share a folder of compiled operations crash each other.
 os.environ.setdefault(
     "TORCH_EXTENSIONS_DIR", str(Path(tempfile.gettempdir()) / f"dsaccum-test-extensions-{os.getuid()}")
@@ -32,13 +34,11 @@ def one_rank() -> Iterator[Ranks]:
     """This process as the only rank, with its process group started."""
     from datetime import timedelta
 
-    import torch
     import torch.distributed as dist
 
     from dsaccum.engine.process import start_process_group
 
     ranks = Ranks(rank=0, world_size=1, local_rank=0, local_world_size=1, launched=False)
-    torch.set_num_threads(1)  # pytest-xdist shares the cores already; tiny tensors gain nothing from a second one
     if not dist.is_initialized():
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
