@@ -67,6 +67,16 @@ def limit_threads(ranks: Ranks) -> int:
     return torch.get_num_threads()
 
 
+def seed_draws(seed: int, ranks: Ranks) -> None:
+    """Let each rank draw numbers of its own, the same ones in each run: dropout masks must not repeat on the ranks.
+
+    Called once all ranks have drawn the same initial weights.
+    """
+    import torch
+
+    torch.manual_seed(seed + 1 + ranks.rank)
+
+
 def start_process_group(ranks: Ranks, timeout: timedelta) -> None:
     """Join the other ranks through DeepSpeed (gloo on CPUs, NCCL on GPUs).
 

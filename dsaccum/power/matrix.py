@@ -101,7 +101,7 @@ class _Bench:
         refused: dict[tuple[str, str], list[Setting]] = {}
         for fault in faults:
             for setting, prepared in self._prepared.items():
-                unfit = FAULTS[fault].inapplicable(prepared.case)
+                unfit = FAULTS[fault].inapplicable(prepared.case, prepared.model)
                 if unfit is None:
                     applicable.setdefault(fault, []).append(setting)
                 else:

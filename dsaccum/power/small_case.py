@@ -1,4 +1,7 @@
-"""A small case in any setting, made of files as a user would write them: two layers of width 32 on rows of 32 bytes."""
+"""A small case in any setting, made of files as a user would write them: two layers of width 32 on rows of 32 bytes.
+
+With ragged rows the second step trains on an epoch's last window, which is short.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from dsaccum.verification.cases.arguments import VerifyArguments
 STEPS, ROWS, LENGTH = 3, 2, 32
 CLIPPING = 0.1
 """Below every norm of a gradient, so that clipping acts."""
-_MODEL = {"architecture": "gpt2", "config": {"n_layer": 2, "n_embd": 32, "n_head": 2}}
+_MODEL = {"architecture": "gpt2", "config": {"n_layer": 2, "n_embd": 32, "n_head": 2, "resid_pdrop": 0.1}}
+"""It ties weights, and has dropout, which is set to 0."""
 _OPTIMIZER = {
     "type": "AdamW",
     "params": {"torch_adam": True, "lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
@@ -45,7 +49,7 @@ def write_case(folder: Path, setting: Setting) -> VerifyArguments:
     if setting.packing == "packed":
         data["files"] = [str(write_text(folder))]
     else:
-        data |= {"files": [str(write_lines(folder))], "packing": "padded", "last_window": "continue"}
+        data |= {"files": [str(write_lines(folder))], "packing": "padded", "last_window": "short"}
     deepspeed, experiment = folder / "ds.json", folder / "experiment.yaml"
     deepspeed.write_text(json.dumps(config))
     experiment.write_text(yaml.safe_dump({"name": "faults", "model": _MODEL, "data": data}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 import time
@@ -122,7 +123,7 @@ def examine(prepared: PreparedCase, pool: TaskRunner, progress: Progress, extent
     starts, captures, runs = run_windows(case, pool, progress)
     progress.stage("computing the reference")
     evidence = compare(
-        case, prepared.model, prepared.loss, starts, captures, runs[0], progress, with_trajectory=extent.trajectory
+        case, prepared.model, prepared.loss, starts, captures, runs, progress, with_trajectory=extent.trajectory
     )
     measured, findings = _measure(evidence, pool, runs, extent, progress)
     evidence = replace(evidence, findings=findings)
@@ -140,27 +141,28 @@ def with_fault(prepared: PreparedCase, identifier: str | None) -> PreparedCase:
     Raises:
         ConfigError: there is no such fault, or the case cannot show it.
     """
+    fault, case = fault_of(identifier), replace(prepared.case, fault=identifier)
+    unfit = fault.inapplicable(case, prepared.model)
     prepared = _without_dropout(prepared)
     if identifier is None:
         return prepared
-    case = replace(prepared.case, fault=identifier)
-    fault = fault_of(identifier)
-    if (unfit := fault.inapplicable(case)) is not None:
+    if unfit is not None:
         problem = f"cannot show itself here: {unfit.reason}"
         raise ConfigError(problem, key="--inject", value=identifier, fix=unfit.fix)
     asked = fault.request(case)
     factory = asked.experiment.loss.factory
     loss = prepared.loss if factory == case.experiment.loss.factory else build_loss(factory, source=case.source)
-    return replace(prepared, case=asked, loss=loss)
+    return replace(prepared, case=asked, loss=loss, model=fault.request_model(prepared.model))
 
 
 def _without_dropout(prepared: PreparedCase) -> PreparedCase:
-    removed = remove_dropout(prepared.model)
+    model = copy.deepcopy(prepared.model)
+    removed = remove_dropout(model)
     if not removed:
-        return prepared
+        return replace(prepared, model=model)
     more = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
     note = f"dropout is 0 on both sides ({removed[0]}{more}): with masks no split of a batch equals another"
-    return replace(prepared, substitutions=[*prepared.substitutions, note])
+    return replace(prepared, model=model, substitutions=[*prepared.substitutions, note])
 
 
 def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: TaskRunner, progress: Progress) -> list[Cause]:
@@ -171,7 +173,7 @@ def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: TaskRunner, p
     windows = tuple(WindowChoice(0, choice.probe) for choice in case.windows)  # longer ones are kept of the first alone
     other = case.split(batch.accumulation_steps + 1, batch.micro_batch).with_windows(windows)
     starts, captures, runs = run_windows(other, pool, progress)
-    evidence = compare(other, prepared.model, prepared.loss, starts, captures, runs[0], progress)
+    evidence = compare(other, prepared.model, prepared.loss, starts, captures, runs, progress)
     again = {cause.id for cause in diagnose(evidence, _failed(*judge(evidence, {})))}
     ambiguous = [cause for cause in causes if _ambiguous(cause)]
     left = [cause for cause in ambiguous if cause.id in again]

@@ -100,8 +100,10 @@ def _check_loop(loop: str) -> None:
 
 def _check_fault(fault: str) -> None:
     """A misspelt identifier; whether a fault can be put into the case is found out later."""
-    if ":" not in fault and fault not in ADVICE:
-        guess = nearest(fault, ADVICE)
+    if ":" in fault:
+        return
+    if unknown := [each for each in fault.split("+") if each not in ADVICE]:
+        guess = nearest(unknown[0], ADVICE)
         raise ConfigError(
             "there is no such fault",
             key="--inject",

@@ -21,9 +21,10 @@ from dsaccum.verification.comparison.evidence import (
     start_differing,
 )
 from dsaccum.verification.comparison.sample_check import check_samples
+from dsaccum.verification.comparison.ties import split_ties
 from dsaccum.verification.comparison.trajectory import PERTURBED_RUNS, compare_trajectory
 from dsaccum.verification.comparison.truth import ReferenceSide
-from dsaccum.verification.comparison.update_check import changed_between
+from dsaccum.verification.comparison.update_check import changed_between, frozen_between
 from dsaccum.verification.progress import Progress
 from dsaccum.verification.records.parts import TrajectoryRecord
 from dsaccum.verification.subject.capture import Start, WindowCapture
@@ -39,7 +40,7 @@ def compare(
     loss: SummedLoss | None,
     starts: list[Start],
     captures: list[list[WindowCapture]],
-    ran: Ran,
+    runs: list[Ran],
     progress: Progress,
     *,
     with_trajectory: bool = True,
@@ -52,7 +53,7 @@ def compare(
         loss: the user's own; None for next-token cross entropy.
         starts: by rank.
         captures: by window and rank.
-        ran: what rank 0 said in the end.
+        runs: what each rank said in the end.
         progress: told of each window.
         with_trajectory: whether the reference's own runs are made, on which no verdict rests.
     """
@@ -60,6 +61,7 @@ def compare(
     rules = _rules(case)
     values: Mapping[str, Tensor] = {**model.state_dict(), **starts[0].buffers}
     values_before: list[Mapping[str, Tensor]] = []
+    split = split_ties(model, starts[0].trained)
     before = [start.checksums for start in starts]
     updates = 0
     steps: list[StepEvidence] = []
@@ -69,6 +71,7 @@ def compare(
         values_before.append(values)
         choice = case.windows[index]
         due = side.micro_batches(choice)
+        still_tied = not (split and updates)  # from then on the run has values that this model cannot have
         others = [replace(other, probe=choice.probe) for other in case.windows if other.index != choice.index]
         steps.append(
             gather_step(
@@ -77,11 +80,13 @@ def compare(
                 side.window(choice, values),
                 side.sketch,
                 window,
-                comparable=[each == before[0] for each in before],
+                split=split,
+                comparable=[each == before[0] and still_tied for each in before],
                 changed_before=_changed_before(captures, index),
+                frozen_before=_frozen_before(captures, index),
                 counts=_counts(due, side.targets),
                 updates_before=updates,
-                loss=ran.losses[index],
+                loss=runs[0].losses[index] if still_tied else None,
                 sample_faults=check_samples(
                     window, due, [side.micro_batches(other) for other in others], ours=case.loop in LOOPS
                 ),
@@ -102,7 +107,9 @@ def compare(
         schedule=rules.schedule,
         mixed_truth=side.float32_inside(case.windows[0], values_before[0]),
         replicas_compared=len(starts[0].checksums),
-        draws=ran.draws,
+        draws=runs[0].draws,
+        drawing_alike=_drawing_alike(runs),
+        split_ties=split,
         model_draws=side.draws(case.windows[0], values_before[0]),
         trajectory=_trajectory(case, side, rules, starts[0], firsts) if with_trajectory else TrajectoryRecord(),
     )
@@ -129,6 +136,26 @@ def _changed_before(captures: list[list[WindowCapture]], index: int) -> list[str
     return changed_between(captures[index - 1][0].steps[-1], captures[index][0].steps[0])
 
 
+def _frozen_before(captures: list[list[WindowCapture]], index: int) -> list[str]:
+    """What is not trained, and somebody changed there."""
+    if index == 0 or not captures[index - 1][0].steps or not captures[index][0].steps:
+        return []
+    return frozen_between(captures[index - 1][0].steps[-1], captures[index][0].steps[0])
+
+
+def _drawing_alike(runs: list[Ran]) -> list[int]:
+    """Ranks that would draw the same dropout masks as one before them, at the start or at the end."""
+    return [
+        rank
+        for rank, run in enumerate(runs)
+        if any(
+            state == other
+            for earlier in runs[:rank]
+            for state, other in zip(run.random_states, earlier.random_states, strict=False)
+        )
+    ]
+
+
 def _counts(due: list[list[dict[str, Tensor]]], targets: Callable[[dict[str, Tensor]], int]) -> Counts:
     """What people divide by."""
 
@@ -139,6 +166,8 @@ def _counts(due: list[list[dict[str, Tensor]]], targets: Callable[[dict[str, Ten
         targets=of(targets),
         labels=of(lambda batch: (batch["labels"] != -100).sum()),
         positions=of(lambda batch: batch["labels"].numel()),
+        samples=of(lambda batch: (batch["labels"] != -100).any(dim=1).sum()),
+        rows=of(lambda batch: len(batch["labels"])),
     )
 
 
@@ -150,7 +179,12 @@ def _trajectory(
     whole = len(steps) == len(captures) and all(step.applied and step.before and step.after for step in steps)
     tokens = case.batch.total * case.experiment.data.sequence_length * len(case.windows)
     short = side.num_parameters * tokens * (PERTURBED_RUNS + 2) <= TRAJECTORY_LIMIT
-    if not (whole and short) or isinstance(rules.optimizer, NotRebuilt) or isinstance(rules.schedule, NotRebuilt):
+    tied = {name for step in steps if step.before for name in step.before.masters} <= set(side.names)
+    if (
+        not (whole and short and tied)
+        or isinstance(rules.optimizer, NotRebuilt)
+        or isinstance(rules.schedule, NotRebuilt)
+    ):
         return TrajectoryRecord()
     assert steps[0].before is not None
     return compare_trajectory(

@@ -14,6 +14,7 @@ from dsaccum.verification.cases.case import Case, WindowChoice
 from dsaccum.verification.comparison.gradient_check import FP32, GradientCheck, check_gradient, unit_roundoff
 from dsaccum.verification.comparison.sample_check import SampleFault
 from dsaccum.verification.comparison.sketch import GradientSketch
+from dsaccum.verification.comparison.ties import joined
 from dsaccum.verification.comparison.truth import WindowTruth
 from dsaccum.verification.comparison.update_check import (
     Hypothesis,
@@ -36,11 +37,21 @@ SCHEDULE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Counts:
-    """What people divide by, of each micro-batch [N][W]: targets, labels before the shift, positions of the batch."""
+    """What people divide by, of each micro-batch [N][W].
+
+    Attributes:
+        targets: after the shift.
+        labels: before it.
+        positions: of the batch.
+        samples: rows that hold one.
+        rows: all of them; as ``samples`` in every window but a short one.
+    """
 
     targets: list[list[int]]
     labels: list[list[int]]
     positions: list[list[int]]
+    samples: list[list[int]] = field(default_factory=list)
+    rows: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class StepEvidence:
         sample_faults: micro-batches that were not those that are due.
         not_finite: (rank, micro-step) whose gradient was not finite.
         replicas_differing: parameters whose copies differ between ranks after the window.
-        frozen_changed: parameters that are not trained and changed.
+        frozen_changed: parameters that are not trained and changed, in this step or between the one before and it.
         changed_before: parameters that differ, or whose optimizer states do, from what the window before left.
     """
 
@@ -149,6 +160,8 @@ class CaseEvidence:
         draws: relative difference of the loss of one micro-batch computed twice: not 0 where something is drawn.
         model_draws: the same of the reference, which has nothing but the model and the loss.
         replicas_compared: parameters of which each rank has a copy; 0 at ZeRO 3 but for small ones.
+        drawing_alike: ranks that would draw the same dropout masks as one before them.
+        split_ties: parameters that are trained apart from the one that they are tied to, with its name.
         findings: of communication and memory, by fault identifier.
         trajectory: a further sight.
     """
@@ -163,6 +176,8 @@ class CaseEvidence:
     replicas_compared: int
     draws: float
     model_draws: float = 0.0
+    drawing_alike: list[int] = field(default_factory=list)
+    split_ties: dict[str, str] = field(default_factory=dict)
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
     trajectory: TrajectoryRecord = field(default_factory=TrajectoryRecord)
 
@@ -204,8 +219,10 @@ def gather_step(
     sketch: GradientSketch,
     captures: list[WindowCapture],
     *,
+    split: dict[str, str],
     comparable: list[bool],
     changed_before: list[str],
+    frozen_before: list[str],
     counts: Counts,
     updates_before: int,
     loss: float | None,
@@ -219,8 +236,10 @@ def gather_step(
         truth: of the window.
         sketch: of its columns.
         captures: of this window, by rank.
-        comparable: whether a rank had rank 0's parameters before the window.
+        split: ties that are split, which are put together before gradients are compared.
+        comparable: whether a rank had rank 0's parameters before the window, and those can be the reference's, too.
         changed_before: parameters that somebody changed since the window before.
+        frozen_before: the same of those that are not trained.
         counts: of its micro-batches.
         updates_before: updates that were applied before this window.
         loss: as logged.
@@ -233,8 +252,9 @@ def gather_step(
     for capture, same in zip(captures, comparable, strict=True):
         if capture.steps:
             step = capture.steps[-1]
-            vectors.append(sketch(step.gradients))
-            check = check_gradient(case, truth, sketch, step.gradients, loss_scale=step.loss_scale) if same else None
+            gradient = joined(step.gradients, split)
+            vectors.append(sketch(gradient))
+            check = check_gradient(case, truth, sketch, gradient, loss_scale=step.loss_scale) if same else None
             gradients.append(check)
     applied_inside = sum(step.applied for step in first.steps[:-1])
     number = updates_before + applied_inside + 1
@@ -242,7 +262,7 @@ def gather_step(
     moved = last is not None and last.applied
     saw = check_optimizer_saw(last, case.gradient_clipping) if last is not None and moved else None
     update = None
-    if last is not None and moved and settings is not None and isinstance(rules.optimizer, Optimizer):
+    if last is not None and moved and settings is not None and isinstance(rules.optimizer, Optimizer) and not split:
         update = check_update(last, rules.optimizer, due_hypothesis(saw, settings, number, last, truth, case))
     return StepEvidence(
         step=first.step,
@@ -269,7 +289,7 @@ def gather_step(
             if not finite
         ],
         replicas_differing=differing([capture.checksums for capture in captures]),
-        frozen_changed=frozen_changes(last) if last is not None else [],
+        frozen_changed=list(dict.fromkeys([*frozen_before, *(frozen_changes(last) if last is not None else [])])),
         changed_before=changed_before,
     )
 

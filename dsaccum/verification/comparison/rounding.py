@@ -81,6 +81,21 @@ def rounding_noise(columns: Columns, due: Sequence[float], world_size: int, roun
     return Noise(float(relative.max()), float(left.max()) / size if size else math.inf)
 
 
+def accumulated(columns: Columns, due: Sequence[float], world_size: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The due sum of whole columns, each rank's share added up in ``dtype``, then averaged; flat, float64, by name.
+
+    A rank holds W times what is due, and averaging divides by W: where numbers are rounded, that matters.
+    """
+    total: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for column in columns for name in column):
+        for rank in range(world_size):
+            buffer = torch.zeros_like(_column(columns[0], name, columns), dtype=dtype)
+            for column, weight in zip(columns[rank::world_size], due[rank::world_size], strict=True):
+                buffer = (buffer.double() + world_size * weight * _column(column, name, columns)).to(dtype)
+            total[name] = total.get(name, torch.zeros_like(buffer, dtype=torch.float64)) + buffer.double() / world_size
+    return total
+
+
 def _column(column: dict[str, Tensor], name: str, columns: Columns) -> Tensor:
     if name in column:
         return column[name].double().reshape(-1)

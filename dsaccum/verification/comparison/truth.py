@@ -90,6 +90,7 @@ class ReferenceSide:
         self._yardstick = Reference(model, dtype=dtype, autocast=autocast, loss=loss)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
         columns = case.batch.accumulation_steps * case.batch.world_size + 3
+        self.names = list(shapes)
         self.num_parameters = sum(shape.numel() for shape in shapes.values())
         fits = columns * self.num_parameters * 8 <= WHOLE_COLUMNS_BYTES
         limit = self.num_parameters if fits else 0

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsaccum.instruments.gradients import Snapshot
 from dsaccum.reference_optimizers import Optimizer, StepSettings, clip_coefficient, global_norm
 from dsaccum.verification.subject.capture import OptimizerStep
 
@@ -210,15 +211,25 @@ def changed_between(earlier: OptimizerStep, later: OptimizerStep) -> list[str]:
     ]
 
 
+def frozen_between(earlier: OptimizerStep, later: OptimizerStep) -> list[str]:
+    """Parameters that are not trained and are not what they were after the earlier step."""
+    if earlier.after is None or later.before is None:
+        return []
+    return _frozen(earlier.after, later.before)
+
+
 def frozen_changes(step: OptimizerStep) -> list[str]:
     """Parameters that are not trained and changed all the same."""
     assert step.before is not None
     assert step.after is not None
-    trained = step.before.masters.keys()
+    return _frozen(step.before, step.after)
+
+
+def _frozen(before: Snapshot, after: Snapshot) -> list[str]:
     return [
         name
-        for name, before in step.before.parameters.items()
-        if name not in trained and not torch.equal(before, step.after.parameters[name])
+        for name, value in before.parameters.items()
+        if name not in before.masters and not torch.equal(value, after.parameters[name])
     ]
 
 

@@ -119,6 +119,31 @@ ADVICE: dict[str, Advice] = {
         "the learning rate used is another than the JSON asks for",
         "look for code that sets param_group['lr'], or an optimizer made outside the JSON",
     ),
+    "short-window-full-divisor": Advice(
+        "an epoch's short last window is divided by what a full window holds: it counts for less than its samples",
+        "divide each window by the targets that it holds on all ranks; or data.last_window: continue, or drop",
+    ),
+    "same-seed-on-every-rank": Advice(
+        "ranks draw from the same random state: their dropout masks repeat, and average out less",
+        "seed each rank with its own number once the weights are drawn: torch.manual_seed(seed + 1 + rank)",
+    ),
+    "loss-scale-not-applied": Advice(
+        "gradients are divided by a loss scale that the loss was never multiplied by",
+        "fp16 at ZeRO 0: DeepSpeed does so by itself; use ZeRO 1 to 3, or bf16. In a loop of your own: "
+        "engine.backward, never loss.backward",
+    ),
+    "loss-scale-not-removed": Advice(
+        "gradients reach the optimizer still multiplied by the loss scale",
+        "leave the optimizer's step to engine.step(), which unscales",
+    ),
+    "low-precision-accumulation": Advice(
+        "gradients are added up in less precision than the config says, and small terms are lost",
+        "look for a cast of gradients or of their sum between backward and step; state grad_accum_dtype in the JSON",
+    ),
+    "tied-weights-split": Advice(
+        "weights that the model ties are trained as two",
+        "tie them again (model.tie_weights()) after loading or wrapping, before deepspeed.initialize",
+    ),
     "optimizer-count-offset": Advice(
         "Adam's bias correction starts at the wrong count",
         "bf16 at ZeRO 0: DeepSpeed makes an empty optimizer step at start; use ZeRO 1, or dsaccum's remedy "

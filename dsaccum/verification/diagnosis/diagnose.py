@@ -94,6 +94,11 @@ def _samples(evidence: CaseEvidence) -> list[Named]:
     return list(named.values())
 
 
+def _same_draws(evidence: CaseEvidence) -> list[Named]:
+    alike = evidence.drawing_alike
+    return [Named(("same-seed-on-every-rank",), {"ranks": alike}, f"rank {alike[0]}")] if alike else []
+
+
 def _boundaries(evidence: CaseEvidence) -> list[Named]:
     for step in evidence.steps:
         if not step.stepped_once_at_the_end:
@@ -140,6 +145,7 @@ _EVERYTHING = frozenset({"gradient", "clipping", "update", "loss", "schedule", "
 _LOOKS: list[tuple[frozenset[str], Callable[[CaseEvidence], list[Named]]]] = [
     (_EVERYTHING, _not_finite),
     (_EVERYTHING - {"communication"}, _samples),
+    (frozenset({"samples"}), _same_draws),
     (_EVERYTHING | {"memory"}, _boundaries),
     (frozenset({"replicas", "gradient", "loss", "clipping"}), _apart_before),
     (frozenset({"gradient", "loss"}), gradient_causes),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
 from dsaccum.verification.comparison.factors import Factors
 from dsaccum.verification.comparison.gradient_check import GradientCheck
+from dsaccum.verification.comparison.rounding import accumulated
 from dsaccum.verification.comparison.weights import judge_tensors, recover_robustly
 from dsaccum.verification.diagnosis.signatures import (
     Matrix,
@@ -30,8 +34,17 @@ class Named:
 
 ABOUT_RIGHT = 0.05
 """A tensor's ratio this close to 1 tells nothing: single elements are wrong, or something was added."""
+LARGE_SCALE = 256
+"""Of loss scales; less could be a product of N and W."""
+LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
+MOST_LOST = 0.05
+"""A sum in bf16 loses 1 % in some dozens of terms."""
+EXPLAINED = 0.2
+"""What is left over of a loss that is explained: roundings that fall the other way are rare."""
 Explanation = frozenset[str]
 """Faults that together make a window's weights what they are."""
+_DROPPED = frozenset({"micro-batch-dropped"})
+_FULL_DIVISOR, _MEAN_OF_MEANS = frozenset({"short-window-full-divisor"}), frozenset({"mean-of-means"})
 
 
 def gradient_causes(evidence: CaseEvidence) -> list[Named]:
@@ -39,7 +52,8 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
     wrong = [step for step in evidence.steps if not step.gradient_right and step.gradients]
     if not wrong:
         return []
-    named = []
+    if named := _loss_scale(wrong) or _low_precision(evidence, wrong):
+        return named
     weighed = [step for step in wrong if not all(each.weights_right for each in step.judged)]
     if weighed:
         if not all(each.explained for step in weighed for each in step.judged):
@@ -55,15 +69,19 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
 
 
 def _by_weights(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
-    """The explanations that fit every step; of those, the ones with the fewest faults."""
+    """The explanations that fit every wrong step, and no right one otherwise; of those, the ones with fewest faults."""
     common: set[Explanation] | None = None
     for step in steps:
         fitting = _explanations(evidence, step)
         common = fitting if common is None else common & fitting
+    right = [step for step in evidence.steps if step.gradient_right and step.judged]
+    common = {each for each in common or () if not any(_contradicted(evidence, step, each) for step in right)}
     if not common:
         return []
     fewest = min(map(len, common))
     chosen = sorted((each for each in common if len(each) == fewest), key=sorted)
+    if _FULL_DIVISOR in chosen and _MEAN_OF_MEANS in chosen:
+        chosen.remove(_MEAN_OF_MEANS)  # micro-batches of equal counts, and none of them filled up: it is no mistake
     shown = _weights_shown(steps[0])
     if fewest > 1 and len(chosen) == 1:  # several faults at once, and no other reading
         return [Named((fault,), shown) for fault in sorted(chosen[0])]
@@ -76,20 +94,51 @@ def _explanations(evidence: CaseEvidence, step: StepEvidence) -> set[Explanation
     for rank, check in enumerate(step.gradients):
         if check is None:
             continue
-        fitting = {frozenset(each.faults) for each in signatures(step.counts, rank) if _fits(check, step, each.weights)}
-        due = step.truth.due_in_order
-        if dropped(check.recovered.weights, due, check.tolerance):
-            fitting.add(frozenset({"micro-batch-dropped"}))
-        if (limit := evidence.case.gradient_clipping) > 0 and evidence.case.batch.accumulation_steps > 1:
-            if any(_fits(check, step, each) for each in clipped_every_micro_step(check.factors, step.truth.due, limit)):
-                fitting.add(frozenset({"clipped-every-micro-step"}))
-            if _fits(check, step, clipped_before_reduction(check.factors, step.truth.due, limit)):
-                fitting.add(frozenset({"clipped-before-reduction"}))
+        fitting = set()
+        for faults, weights in _predictions(evidence, step, rank, check):
+            if _fits(check, step, weights):
+                fitting.add(faults)
+            elif _fits_but_for_some(check, step, weights, fewest=2 if faults else 1):
+                fitting.add(faults | _DROPPED)
         per_rank.append(fitting)
     shared = set.intersection(*per_rank)
     if frozenset({"only-last-micro-batch"}) in shared:
-        shared.discard(frozenset({"micro-batch-dropped"}))
+        shared.discard(_DROPPED)
     return shared - {frozenset()}
+
+
+def _fits_but_for_some(check: GradientCheck, step: StepEvidence, predicted: Matrix, fewest: int) -> bool:
+    """Some micro-batches add nothing, and at least so many others weigh what is predicted."""
+    flat = [weight for row in predicted for weight in row]
+    if not all(weight for weight, due in zip(flat, step.truth.due_in_order, strict=True) if due):
+        return False  # it is predicted that some add nothing
+    missing = dropped(check.recovered.weights, flat, check.tolerance)
+    told = [weight for weight, p in zip(check.recovered.weights, flat, strict=True) if p and weight is not None]
+    return bool(missing) and len(told) - len(missing) >= fewest
+
+
+def _predictions(
+    evidence: CaseEvidence, step: StepEvidence, rank: int, check: GradientCheck
+) -> Iterator[tuple[Explanation, Matrix]]:
+    """What each explanation would make of this window's weights on this rank; some in several ways."""
+    for signature in signatures(step.counts, rank):
+        yield frozenset(signature.faults), signature.weights
+    if (limit := evidence.case.gradient_clipping) > 0 and evidence.case.batch.accumulation_steps > 1:
+        for weights in clipped_every_micro_step(check.factors, step.truth.due, limit):
+            yield frozenset({"clipped-every-micro-step"}), weights
+        yield frozenset({"clipped-before-reduction"}), clipped_before_reduction(check.factors, step.truth.due, limit)
+
+
+def _contradicted(evidence: CaseEvidence, step: StepEvidence, explanation: Explanation) -> bool:
+    """It predicts this right step, too, and predicts it to be wrong. A micro-batch may be dropped in one step only."""
+    always = explanation - _DROPPED
+    for rank, check in enumerate(step.gradients):
+        if check is None:
+            continue
+        predicted = [weights for faults, weights in _predictions(evidence, step, rank, check) if faults == always]
+        if predicted and not any(_fits(check, step, weights) for weights in predicted):
+            return True
+    return False
 
 
 def _fits(check: GradientCheck, step: StepEvidence, predicted: Matrix) -> bool:
@@ -102,6 +151,52 @@ def _fits(check: GradientCheck, step: StepEvidence, predicted: Matrix) -> bool:
     share = sum(flat) / sum(due) if sum(due) else 1.0
     known = [(w, p, d) for w, p, d in zip(check.recovered.weights, flat, due, strict=True) if w is not None]
     return bool(known) and all(abs(w - p) <= 2 * check.tolerance * (max(p, d * share) if p else d) for w, p, d in known)
+
+
+def _loss_scale(steps: list[StepEvidence]) -> list[Named]:
+    """Every gradient is as small as the loss scale is large; what underflow leaves of it explains no weights."""
+    for step in steps:
+        scale = step.optimizer_step.loss_scale if step.optimizer_step else 1.0
+        ratios = [check.ratio for check in step.judged]
+        if scale < LARGE_SCALE or not all(ratio and abs(ratio * scale - 1) < 0.1 for ratio in ratios):
+            return []
+    first = steps[0]
+    shown = {"step": first.step, "ratio": first.judged[0].ratio, "loss_scale": scale}
+    return [Named(("loss-scale-not-applied",), shown, f"step {first.step}: 1/{scale:g} of what is due")]
+
+
+def _low_precision(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
+    """The due weights explain nearly all, and what they leave over is what adding up in a lower precision loses."""
+    ranks, asked = evidence.case.batch.world_size, evidence.case.accumulation_dtype
+    if asked != "fp32" or not all(step.judged and _columns_are_whole(step) for step in steps):
+        return []
+    shown: dict[str, Any] = {}
+    for step in steps:
+        loss = _left_over(step, ranks, torch.float32)
+        if loss > MOST_LOST:
+            return []
+        unexplained = {name: _left_over(step, ranks, dtype) for name, dtype in LOWER.items()}
+        lower = min(unexplained, key=unexplained.__getitem__)
+        if unexplained[lower] > EXPLAINED * loss:
+            return []
+        shown = shown or {"step": step.step, "accumulated_in": lower, "asked": asked, "relative_loss": loss}
+    detail = f"in {shown['accumulated_in']}, where {asked} is asked for: off by {shown['relative_loss']:.2g}"
+    return [Named(("low-precision-accumulation",), shown, detail)]
+
+
+def _columns_are_whole(step: StepEvidence) -> bool:
+    """Of sketches no sum can be rounded."""
+    sizes = {name: tensor.numel() for name, tensor in step.truth.gradient.items()}
+    return all(column[name].numel() == size for column in step.truth.columns for name, size in sizes.items())
+
+
+def _left_over(step: StepEvidence, world_size: int, dtype: torch.dtype) -> float:
+    """||G - sum|| / ||sum||, the due weights' sum added up in ``dtype`` on each rank; of rank 0's gradient."""
+    found = step.vectors[0]
+    due = accumulated(step.truth.columns, step.truth.due_in_order, world_size, dtype)
+    difference = math.hypot(*(float((found[name].double() - due[name]).norm()) for name in due))
+    size = math.hypot(*(float(tensor.norm()) for tensor in due.values()))
+    return difference / size if size else math.inf
 
 
 def _stale(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:

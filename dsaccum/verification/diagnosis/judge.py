@@ -75,12 +75,14 @@ def _clipping(evidence: CaseEvidence) -> Judged:
 
 
 def _update(evidence: CaseEvidence) -> Judged:
+    for name, first in evidence.split_ties.items():
+        return Judged("fail", f"{name} is trained apart from {first}, to which it is tied")
     for step in evidence.steps:
         if step.changed_before:
             name = step.changed_before[0]
             return Judged("fail", f"before step {step.step}: {name} or its optimizer state was changed between windows")
         if step.frozen_changed:
-            return Judged("fail", f"step {step.step}: {step.frozen_changed[0]} is not trained and changed")
+            return Judged("fail", f"by step {step.step}: {step.frozen_changed[0]} is not trained and changed")
         if step.update is not None and not step.update.passed:
             worst = step.update.off[0]
             return Judged(
@@ -124,6 +126,8 @@ def _samples(evidence: CaseEvidence) -> Judged:
             return Judged(
                 "fail", f"step {step.step}, rank {fault.rank}, micro-step {fault.micro_step}: {rows} ({fault.field})"
             )
+    for rank in evidence.drawing_alike:
+        return Judged("fail", f"rank {rank} would draw the same dropout masks as a rank before it")
     return Judged("pass")
 
 

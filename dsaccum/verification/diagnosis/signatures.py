@@ -8,6 +8,7 @@ counts how much) and a scale (what everything is divided by):
                 rank-mean-of-means  n / (T_r W), T_r rank r's own targets
                 before the shift    n / T', T' counts labels without shifting; or each micro-batch by its own n'
                 padding counted     n / P, P counts positions; or each micro-batch by its own
+                full divisor        n / T times what a short window holds of a full one: samples, micro-batches or steps
     scales      x N: nobody divided    / N: divided twice    x W: summed over ranks    / W: averaged over ranks twice
 """
 
@@ -104,6 +105,7 @@ def _patterns(counts: Counts) -> Iterator[Signature]:
     yield Signature(
         ("rank-mean-of-means",), [[n / (of_rank[r] * ranks) for r, n in enumerate(step)] for step in targets]
     )
+    yield from _short_windows(counts, [[n / window for n in step] for step in targets])
     for fault, divisors in (("targets-counted-before-shift", counts.labels), ("padding-counted", counts.positions)):
         if divisors == counts.targets or (fault == "padding-counted" and divisors == counts.labels):
             continue  # nothing is counted that should not be
@@ -113,6 +115,17 @@ def _patterns(counts: Counts) -> Iterator[Signature]:
             [n / (max(divisors[k][r], 1) * steps * ranks) for r, n in enumerate(step)] for k, step in enumerate(targets)
         ]
         yield Signature((fault,), own)
+
+
+def _short_windows(counts: Counts, due: Matrix) -> Iterator[Signature]:
+    """Divided by what a full window would hold."""
+    held, rows = _sum(counts.samples), _sum(counts.rows)
+    if not 0 < held < rows:
+        return
+    steps, ranks = len(due), len(due[0])
+    in_use = [[bool(samples) for samples in step] for step in counts.samples]
+    for share in {held / rows, sum(map(sum, in_use)) / (steps * ranks), sum(map(any, in_use)) / steps} - {1.0}:
+        yield Signature(("short-window-full-divisor",), _scaled(due, share))
 
 
 def _scales(steps: int, ranks: int) -> list[tuple[tuple[str, ...], float]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsaccum.reference_optimizers import Adam, NotRebuilt, Optimizer, StepSettings
+from dsaccum.reference_optimizers import Adam, NotRebuilt, Optimizer, StepSettings, global_norm
 from dsaccum.verification.comparison.evidence import SCHEDULE_TOLERANCE, CaseEvidence, StepEvidence, due_hypothesis
-from dsaccum.verification.comparison.update_check import Hypothesis, check_update
+from dsaccum.verification.comparison.update_check import Hypothesis, check_update, unscaled
 from dsaccum.verification.diagnosis.gradient import Named
 
 FURTHEST = 64
@@ -16,9 +16,12 @@ FURTHEST = 64
 def clipping_causes(evidence: CaseEvidence) -> list[Named]:
     """The gradient that reached the optimizer is another multiple of the reduced one than the limit asks for."""
     for step in evidence.steps:
-        saw = step.saw
+        saw, scale = step.saw, step.optimizer_step.loss_scale if step.optimizer_step else 1.0
+        if saw is not None and not saw.passed and scale > 1 and _near(saw.ratio, scale):
+            shown = {"step": step.step, "loss_scale": scale, "ratio": saw.ratio}
+            return [Named(("loss-scale-not-removed",), shown, f"step {step.step}: {scale:g} times what is due")]
         if saw is not None and not saw.passed and saw.is_a_multiple:
-            norm = step.judged[0].norm
+            norm = _norm(step)
             limit = norm * saw.coefficient * (saw.ratio or 0.0)
             shown = {
                 "step": step.step,
@@ -63,9 +66,13 @@ def schedule_causes(evidence: CaseEvidence) -> list[Named]:
 def update_causes(evidence: CaseEvidence) -> list[Named]:
     """Changes of parameters that are not what the gradient and the rate ask for."""
     named = []
+    if evidence.split_ties:
+        apart = "; ".join(f"{name} and {first}" for name, first in evidence.split_ties.items())
+        named.append(Named(("tied-weights-split",), {"parameters": evidence.split_ties}, apart))
     for step in evidence.steps:
         if step.frozen_changed:
-            named.append(Named(("frozen-parameter-changed",), {"step": step.step, "parameters": step.frozen_changed}))
+            shown = {"step": step.step, "parameters": step.frozen_changed[:20]}
+            named.append(Named(("frozen-parameter-changed",), shown, f"by step {step.step}: {step.frozen_changed[0]}"))
             break
     wrong = [step for step in evidence.steps if step.update is not None and not step.update.passed]
     if wrong and not isinstance(evidence.optimizer, NotRebuilt):
@@ -129,6 +136,16 @@ def _absent_gradient(evidence: CaseEvidence, optimizer: Optimizer, steps: list[S
         if not check_update(step.optimizer_step, optimizer, replace(due, absent=frozenset())).passed:
             return []
     return [Named(("absent-gradient-decayed",), {"parameters": sorted(off)[:20]}, sorted(off)[0])]
+
+
+def _norm(step: StepEvidence) -> float:
+    assert step.optimizer_step is not None
+    return global_norm(unscaled(step.optimizer_step))
+
+
+def _near(ratio: float | None, scale: float) -> bool:
+    """Scales are powers of two; what low precision adds is far less than a tenth."""
+    return ratio is not None and abs(ratio / scale - 1) < 0.1
 
 
 def _same(rates: list[float], others: list[float]) -> bool:

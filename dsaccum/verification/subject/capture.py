@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dsaccum.instruments.gradients import ObservedStep, Snapshot, observe_steps
 from dsaccum.instruments.optimizer_saw import SeenGradient, optimizer_saw
-from dsaccum.instruments.replicas import parameter_checksums
+from dsaccum.instruments.replicas import checksum, parameter_checksums
 from dsaccum.verification.subject.loops import Subject, Windows
 
 MicroBatch = dict[str, Tensor]
@@ -80,6 +81,14 @@ def describe_start(subject: Subject) -> Start:
     buffers = {name: buffer.detach().cpu().clone() for name, buffer in module.named_buffers()}
     trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     return Start(buffers, parameter_checksums(subject.engine), trained)
+
+
+def random_state(device: Any) -> int:
+    """A number from the states of the generators that dropout draws from; it takes nothing from them."""
+    states = [torch.get_rng_state()]
+    if torch.device(device).type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return checksum(torch.cat(states))
 
 
 @contextmanager

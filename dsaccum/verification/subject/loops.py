@@ -40,11 +40,12 @@ class Windows(training.Windows, Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is under test on one rank."""
+    """What is under test on one rank; ``drops`` is whether its model had dropout, which was set to 0."""
 
     window_engine: WindowEngine
     ranks: Ranks
     place: Place
+    drops: bool = False
 
     @property
     def engine(self) -> Any:

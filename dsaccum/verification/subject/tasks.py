@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dsaccum.engine.leftovers import forget_earlier_engines
+from dsaccum.engine.process import seed_draws
 from dsaccum.engine.refusal import refusal
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.loss import build_loss, model_inputs
@@ -23,7 +24,7 @@ from dsaccum.verification.cases.windows import case_stream
 from dsaccum.verification.measures.communication import Traffic, measure_traffic
 from dsaccum.verification.measures.memory import MemoryPeak, measure_peak
 from dsaccum.verification.ranks.interface import RankContext
-from dsaccum.verification.subject.capture import captured, describe_start
+from dsaccum.verification.subject.capture import captured, describe_start, random_state
 from dsaccum.verification.subject.faults import fault_of
 from dsaccum.verification.subject.loops import Subject, Windows, loop_of
 
@@ -37,12 +38,15 @@ class Ran:
         remedies: that were applied, one line each.
         traffic: of one more window, without capture.
         draws: relative difference of one micro-batch's loss between two forwards; 0 where nothing is drawn.
+        random_states: from which this rank's dropout masks would be drawn, before the first window and after the last
+            one; empty where the model has no dropout.
     """
 
     losses: list[float | None]
     remedies: list[str]
     traffic: Traffic
     draws: float
+    random_states: tuple[int, ...] = ()
 
 
 def run_case(context: RankContext, case: Case, /) -> Ran:
@@ -50,11 +54,19 @@ def run_case(context: RankContext, case: Case, /) -> Ran:
     with _subject(context, case) as subject:
         loop = loop_of(case.loop)
         context.send(describe_start(subject))
+        random_states = [random_state(subject.engine.device)]
         with captured(subject, _windows(context, case), context.send) as windows:
             losses = loop(subject, windows)
+        random_states.append(random_state(subject.engine.device))
         again = _windows(context, case.with_windows(case.windows[:1]))
         traffic = measure_traffic(subject, lambda: loop(subject, again))
-        return Ran(losses, subject.window_engine.remedies, traffic, _draws(subject, again.window(0)[0]))
+        return Ran(
+            losses,
+            subject.window_engine.remedies,
+            traffic,
+            _draws(subject, again.window(0)[0]),
+            tuple(random_states) if subject.drops else (),
+        )
 
 
 def measure_memory_of(context: RankContext, case: Case, /) -> MemoryPeak:
@@ -79,13 +91,14 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
         pad_token=case.vocabulary.pad_token,
         source=case.source,
     )
-    remove_dropout(model)
+    model = fault.alter_model(fault.request_model(model))
+    drops = bool(remove_dropout(model))
     loss = build_loss(case.experiment.loss.factory, source=case.source)
     context.at(0, 0, "building the engine")
     forget_earlier_engines()
     engine = _build_engine(model, case, loss)
-    torch.manual_seed(case.experiment.run.seed + 1 + context.ranks.rank)
-    subject = Subject(engine, context.ranks, context)
+    seed_draws(case.experiment.run.seed, context.ranks)
+    subject = Subject(engine, context.ranks, context, drops)
     with fault.planted(subject, case):
         yield subject
     engine.engine.destroy()  # not after a failure: it could wait for ranks that have ended, and the pool ends them all

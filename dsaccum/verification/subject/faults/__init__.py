@@ -13,8 +13,11 @@ from dsaccum.verification.subject.faults.data import DATA_FAULTS
 from dsaccum.verification.subject.faults.fault import Fault
 from dsaccum.verification.subject.faults.model import MODEL_FAULTS
 from dsaccum.verification.subject.faults.optimizer import OPTIMIZER_FAULTS
+from dsaccum.verification.subject.faults.precision import PRECISION_FAULTS
 from dsaccum.verification.subject.faults.ranks import RANK_FAULTS
 from dsaccum.verification.subject.faults.target_counts import COUNT_FAULTS
+from dsaccum.verification.subject.faults.together import Together
+from dsaccum.verification.subject.faults.trained import TRAINED_FAULTS
 from dsaccum.verification.subject.faults.weights import WEIGHT_FAULTS, Weighed
 
 __all__ = ["FAULTS", "Fault", "Weighed", "fault_of"]
@@ -30,6 +33,8 @@ FAULTS: dict[str, Fault] = {
         *CLIPPING_FAULTS,
         *OPTIMIZER_FAULTS,
         *MODEL_FAULTS,
+        *PRECISION_FAULTS,
+        *TRAINED_FAULTS,
     )
 }
 """By identifier."""
@@ -41,8 +46,9 @@ def fault_of(identifier: str | None) -> Fault:
     """The fault of that name; one that does nothing for None.
 
     Args:
-        identifier: of ``FAULTS``; or the user's own, ``FILE.py:function``, where function() gives a ``Fault``. Its file
-            is executed, here and on every rank. ``Weighed`` says what to write for wrong weights.
+        identifier: of ``FAULTS``; several of them at once, joined by ``+``; or the user's own, ``FILE.py:function``,
+            where function() gives a ``Fault``. Its file is executed, here and on every rank. ``Weighed`` says what to
+            write for wrong weights.
 
     Raises:
         ConfigError: there is none of that name, or the user's own cannot be made.
@@ -51,6 +57,8 @@ def fault_of(identifier: str | None) -> Fault:
         return _NO_FAULT
     if ":" in identifier:
         return _own_fault(identifier, _last_change(Path(identifier.rpartition(":")[0])))
+    if "+" in identifier:
+        return Together.of(*map(fault_of, identifier.split("+")))
     if identifier not in FAULTS:
         guess = nearest(identifier, FAULTS)
         raise ConfigError(

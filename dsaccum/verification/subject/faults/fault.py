@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import nn
+
 if TYPE_CHECKING:
     from dsaccum.verification.cases.case import Case
     from dsaccum.verification.subject.loops import Subject, Windows
@@ -37,17 +39,30 @@ class Fault:
     summary: str
     needs: tuple[Need, ...] = ()
 
-    def inapplicable(self, case: Case) -> Unfit | None:
-        """Why this case cannot show the fault; None where it can."""
-        return next((unfit for need in self.needs if (unfit := need(case))), None)
+    def inapplicable(self, case: Case, model: nn.Module | None = None) -> Unfit | None:
+        """Why this case, with this model as it was built, cannot show the fault; None where it can."""
+        unfit = next((unfit for need in self.needs if (unfit := need(case))), None)
+        return unfit if unfit or model is None else self.unfit_model(model)
+
+    def unfit_model(self, model: nn.Module) -> Unfit | None:
+        """The same, as far as it lies in the model, of which dropout has not been removed yet."""
+        return None
 
     def request(self, case: Case) -> Case:
         """What the user would ask for; the reference is told, too."""
         return case
 
+    def request_model(self, model: nn.Module) -> nn.Module:
+        """The model as the user made it, changed in place or another; the reference has the same."""
+        return model
+
     def alter(self, case: Case) -> Case:
         """The case as the mistaken script runs it; the reference is not told."""
         return case
+
+    def alter_model(self, model: nn.Module) -> nn.Module:
+        """The model that the mistaken script hands to DeepSpeed; the reference has the one that was asked for."""
+        return model
 
     def feed(self, windows: Windows, case: Case, rank: int) -> Windows:
         """What the loop is given instead of ``windows``."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from dsaccum.instruments.adapters import adapter_for
+from dsaccum.verification.cases.dropout import remove_dropout
 from dsaccum.verification.subject.faults.fault import (
     Fault,
     Unfit,
@@ -86,6 +89,18 @@ class RanksDriftApart(Fault):
             yield
 
 
+class SameSeedOnEveryRank(Fault):
+    """Every rank is seeded alike, and draws the same dropout masks."""
+
+    def unfit_model(self, model: nn.Module) -> Unfit | None:  # noqa: D102
+        return None if remove_dropout(copy.deepcopy(model)) else Unfit("the model has no dropout")
+
+    @contextmanager
+    def planted(self, subject: Subject, case: Case) -> Iterator[None]:  # noqa: D102
+        torch.manual_seed(case.experiment.run.seed)
+        yield
+
+
 def _own_weights(engine: Any) -> list[torch.Tensor]:
     """Each tensor once that this rank alone would have to keep equal: parameters, at ZeRO 0 their masters, too."""
     weights: list[torch.Tensor] = list(engine.module.parameters())
@@ -116,6 +131,11 @@ RANK_FAULTS: tuple[Fault, ...] = (
         id="reduced-every-micro-step",
         summary="gradients are reduced at every micro-step, as by data parallelism that was not told to wait",
         needs=(several_micro_steps, _reduces_once),
+    ),
+    SameSeedOnEveryRank(
+        id="same-seed-on-every-rank",
+        summary="every rank sets the same seed, so that all of them draw the same dropout masks",
+        needs=(several_ranks,),
     ),
     RanksStartApart(
         id="ranks-start-apart",

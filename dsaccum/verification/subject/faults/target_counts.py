@@ -25,18 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one micro-batch: targets after the shift, labels that count if nothing is shifted, all positions."""
+    """Of one micro-batch: targets after the shift, labels that count if nothing is shifted, all positions; rows that
+    hold a sample, and all rows.
+    """
 
     targets: int
     labels: int
     positions: int
+    samples: int
+    rows: int
 
     @classmethod
     def of(cls, micro_batch: MicroBatch) -> Counts:
         """Count them."""
         labels = micro_batch["labels"]
         counted = labels != NOT_A_TARGET
-        return cls(int(counted[:, 1:].sum()), int(counted.sum()), labels.numel())
+        samples = int(counted.any(dim=1).sum())
+        return cls(int(counted[:, 1:].sum()), int(counted.sum()), labels.numel(), samples, len(labels))
 
 
 Window = list[list[Counts]]
@@ -106,6 +111,12 @@ def _with_padding(window: Window, rank: int, step: int) -> float:
     return window[rank][step].targets / sum(counts.positions for counts in _all(window))
 
 
+def _full_divisor(window: Window, rank: int, step: int) -> float:
+    """Over what a full window would hold: the share of its rows that hold a sample is lost."""
+    held = sum(counts.samples for counts in _all(window)) / sum(counts.rows for counts in _all(window))
+    return _due(window, rank, step) * held
+
+
 def _all(window: Window) -> list[Counts]:
     return [counts for of_rank in window for counts in of_rank]
 
@@ -128,6 +139,15 @@ def _own_loop(case: Case) -> Unfit | None:
 
 def _ragged(case: Case) -> Unfit | None:
     return None if case.samples.padded else Unfit("packed samples all have the same number of targets", _PADDED)
+
+
+def _has_a_short_window(case: Case) -> Unfit | None:
+    held = case.order.num_samples % case.batch.total
+    position = case.order.num_samples // case.batch.total
+    short = case.order.last_window == "short" and held
+    if short and any(choice.index % (position + 1) == position for choice in case.windows):
+        return None
+    return Unfit("no window that is verified is short", None if short else "data.last_window: short")
 
 
 def _has_padding(case: Case) -> Unfit | None:
@@ -163,5 +183,11 @@ COUNT_FAULTS: tuple[Fault, ...] = (
         summary="the loss is divided by all positions, padding included",
         needs=(_known_weights, _has_padding),
         weight=_with_padding,
+    ),
+    Miscounted(
+        id="short-window-full-divisor",
+        summary="an epoch's short last window is divided by what a full one holds, so that it counts for less",
+        needs=(_known_weights, _own_loop, _has_a_short_window),
+        weight=_full_divisor,
     ),
 )
