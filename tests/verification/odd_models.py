@@ -31,6 +31,17 @@ class WithScalar(WithUnused):
         return SimpleNamespace(logits=self.scale * self.head(self.embedding(input_ids)))
 
 
+class WithFrozen(WithUnused):
+    def __init__(self, vocabulary_size: int) -> None:
+        super().__init__(vocabulary_size)
+        del self.unused
+        self.embedding.weight.requires_grad_(False)
+
+
+def frozen(vocabulary_size: int, sequence_length: int) -> nn.Module:
+    return WithFrozen(vocabulary_size)
+
+
 def unused(vocabulary_size: int, sequence_length: int) -> nn.Module:
     return WithUnused(vocabulary_size)
 

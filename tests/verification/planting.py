@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,8 +44,9 @@ def make_case(
     bf16: bool = False,
     loop: str = "dsaccum",
     clipping: float = 0.0,
+    last_window: Literal["continue", "short"] = "continue",
 ) -> Case:
-    """Two windows of the tiny GPT, with warm-up from a rate that is not 0."""
+    """Two windows of the tiny GPT, with warm-up from a rate that is not 0; ``short``: the second one is."""
     plain = cases.Case(ranks, steps, rows, stage, clipping=clipping, precision=BF16 if bf16 else {})
     precision = "bf16" if bf16 else "fp32"
     samples = random_samples(SAMPLES, padded=padded)
@@ -66,10 +67,13 @@ def make_case(
         accumulation_dtype=precision,
         gradient_clipping=clipping,
         vocabulary=Vocabulary(VOCABULARY, end_token=1, pad_token=0),
-        order=OrderRule(SAMPLES, "continue", seed=0),
+        order=OrderRule(SAMPLES, last_window, seed=0),
         samples=samples,
         probe_samples=samples,
-        windows=tuple(WindowChoice(index, probe=False) for index in range(windows)),
+        windows=tuple(
+            WindowChoice(SAMPLES // plain.batch.total if index == 1 and last_window == "short" else index, probe=False)
+            for index in range(windows)
+        ),
         loop=loop,
         fault=fault,
     )
@@ -121,7 +125,7 @@ def run(ranks: Ranks, case: Case, watch: Watch | None = None) -> Run:
     assert fault.inapplicable(case) is None
     altered = fault.alter(case)
     loss = build_loss(case.experiment.loss.factory, source=case.source)
-    engine = WindowEngine(tiny_gpt(), altered.config, altered.batch, loss)
+    engine = WindowEngine(fault.alter_model(fault.request_model(tiny_gpt())), altered.config, altered.batch, loss)
     subject = Subject(engine, ranks, StillDog())
     before = _plantable(engine.engine)
     torch.manual_seed(ranks.rank)

@@ -215,6 +215,13 @@ INAPPLICABLE = [
     ("clipped-every-micro-step", {}, "clips nothing"),
     ("clipped-every-micro-step", {"clipping": 1.0, "stage": 2}, "no whole sum"),
     ("loss-not-additive", {"loop": "hf-labels"}, "loss.factory"),
+    ("low-precision-accumulation", {"bf16": True}, "bf16 itself"),
+    ("loss-scale-not-applied", {}, "no loss scale"),
+    ("loss-scale-not-removed", {"bf16": True}, "no loss scale"),
+    ("short-window-full-divisor", {}, "is short"),
+    ("short-window-full-divisor", {"last_window": "short", "windows": 1}, "is short"),
+    ("short-window-full-divisor", {"last_window": "short", "loop": "outside-loss"}, "by itself"),
+    ("same-seed-on-every-rank", {}, "one rank"),
 ]
 
 

@@ -45,6 +45,7 @@ class Given:
 
     Attributes:
         last_window: ``short`` puts the epoch's short window into the second step of a ragged case.
+        packed_last_window: the same of a packed case.
     """
 
     architecture: str = "gpt2"
@@ -59,6 +60,7 @@ class Given:
     optimizer: dict[str, Any] = field(default_factory=lambda: ADAMW)
     scheduler: dict[str, Any] | None = field(default_factory=lambda: WARM_UP)
     last_window: str = "short"
+    packed_last_window: str = "continue"
     seed: int = 0
     experiment: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +80,8 @@ class Given:
         if self.scheduler is not None:
             config["scheduler"] = self.scheduler
         data = write_lines(folder) if self.ragged else write_text(folder)
-        packing = {"packing": "padded", "last_window": self.last_window} if self.ragged else {}
+        packing = {"packing": "padded", "last_window": self.last_window}
+        packing = packing if self.ragged else {"last_window": self.packed_last_window}
         experiment = {
             "name": "small",
             "model": {"architecture": self.architecture, "config": MODELS[self.architecture]},

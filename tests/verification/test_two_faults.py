@@ -1,0 +1,63 @@
+"""Two faults at once: both are named, or one of them, or none; never a third one as a certainty.
+
+Run: pytest -n 0 -m slow tests/verification/test_two_faults.py (a minute on two idle cores). W = 1, N = 3, ragged rows.
+Known pairs that undo each other are left out: together they are no fault. Not covered: three at once; pairs on several
+ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from dsaccum.power.matrix import EXTENT
+from dsaccum.power.settings import Setting
+from dsaccum.power.small_case import write_case
+from dsaccum.verification.cases.inputs import PreparedCase, read_case
+from dsaccum.verification.progress import SilentProgress
+from dsaccum.verification.ranks.pools import RankPools
+from dsaccum.verification.records.record import Cause
+from dsaccum.verification.subject.faults import FAULTS
+from dsaccum.verification.verify import examine, with_fault
+
+pytestmark = pytest.mark.distributed
+SETTING = Setting(ranks=1, accumulation_steps=3, zero_stage=0, packing="ragged")
+PAIRS, SEED = 30, 4
+UNDO_EACH_OTHER = {frozenset({"loss-not-scaled", "loss-scaled-twice"})}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedCase:
+    return read_case(write_case(tmp_path_factory.mktemp("pairs"), SETTING))
+
+
+def causes(prepared: PreparedCase, pools: RankPools, *faults: str) -> list[Cause]:
+    case = with_fault(prepared, "+".join(faults))
+    return examine(case, pools.get(SETTING.ranks), SilentProgress(), EXTENT).causes
+
+
+@pytest.mark.slow
+def test_no_pair_gets_one_wrong_name(prepared: PreparedCase, rank_pool: RankPools) -> None:
+    fit = [identifier for identifier, fault in FAULTS.items() if not fault.inapplicable(prepared.case, prepared.model)]
+    pairs = [pair for pair in combinations(fit, 2) if frozenset(pair) not in UNDO_EACH_OTHER]
+    for pair in random.Random(SEED).sample(pairs, PAIRS):
+        found = causes(prepared, rank_pool, *pair)
+        assert found, f"{pair}: not caught"
+        certain = {cause.id for cause in found if cause.confidence == "certain"}
+        assert certain <= set(pair), f"{pair}: {[(cause.id, cause.confidence) for cause in found]}"
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("loss-scaled-twice", "padding-counted"),
+        ("loss-scaled-twice", "micro-batch-dropped"),
+        ("mean-of-means", "micro-batch-dropped"),
+        ("parameter-gradient-lost", "schedule-offset"),
+    ],
+)
+def test_these_are_both_named(prepared: PreparedCase, rank_pool: RankPools, pair: tuple[str, str]) -> None:
+    found = causes(prepared, rank_pool, *pair)
+    assert {(cause.id, cause.confidence) for cause in found} == {(fault, "certain") for fault in pair}
