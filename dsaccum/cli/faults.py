@@ -54,9 +54,9 @@ def faults_command(
 
 def _list() -> ExitCode:
     from dsaccum.report.fault_matrix import print_faults
-    from dsaccum.verification.subject.faults import FAULTS
+    from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN  # the faults themselves would load torch
 
-    show(lambda: print_faults({fault.id: fault.summary for fault in FAULTS.values()}))
+    show(lambda: print_faults({name: advice.summary for name, advice in ADVICE.items() if name != UNKNOWN}))
     return ExitCode.EQUIVALENT
 
 

@@ -19,6 +19,8 @@ LETTERS: dict[Outcome, tuple[str, str]] = {
     "missed": ("M", "missed"),
 }
 _BAD = {"misnamed", "missed"}
+ONLY_ON_A_GPU = ("loss-scale-not-applied", "loss-scale-not-removed")
+"""DeepSpeed refuses fp16 on a CPU, and in no other precision is there a loss scale."""
 
 
 def print_faults(summaries: Mapping[str, str]) -> None:
@@ -32,11 +34,19 @@ def print_faults(summaries: Mapping[str, str]) -> None:
 
 def fault_lines(summaries: Mapping[str, str], *, width: int = WIDTH) -> list[Text]:
     """A paragraph for each."""
-    paragraphs = [[Text(name, LABEL), *labelled("", summary, width=width)] for name, summary in summaries.items()]
+    paragraphs = [
+        [Text(name, LABEL), *labelled("", summary + _where_alone(name), width=width)]
+        for name, summary in summaries.items()
+    ]
     hint = (
-        "dsaccum verify --deepspeed FILE.json --inject FAULT shows what one looks like; dsaccum faults --run tries all"
+        "dsaccum verify --deepspeed FILE.json --inject FAULT shows what one looks like, FAULT+FAULT two at once; "
+        "dsaccum faults --run tries all"
     )
     return [line for paragraph in paragraphs for line in paragraph] + [Text(), *labelled("next", hint, width=width)]
+
+
+def _where_alone(fault: str) -> str:
+    return " (in fp16 alone, which needs a GPU: not tried in the matrix of a CPU)" if fault in ONLY_ON_A_GPU else ""
 
 
 def print_matrix(record: FaultsRecord) -> None:
