@@ -16,7 +16,7 @@ from dsaccum.cli.app import app
 from dsaccum.cli.outcome import ExitCode
 from dsaccum.records import RecordPart
 from dsaccum.verification.cases.arguments import LOOPS
-from dsaccum.verification.diagnosis.causes import ADVICE
+from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
 from dsaccum.verification.records import parts, record
 from dsaccum.verification.subject.faults import FAULTS
 from tests.docs.markdown import REFERENCE, REPOSITORY, code, prose, section, tables
@@ -60,17 +60,24 @@ def test_every_cause_has_a_section_and_every_section_a_cause() -> None:
 def test_each_section_says_how_it_looks_why_and_what_to_do() -> None:
     for identifier in ADVICE:
         text = section(CAUSES, identifier)
-        assert re.findall(r"^\*\*(.+?)\*\*", text, flags=re.MULTILINE) == ["How it looks.", "Why.", "Fix."], identifier
+        parts = re.findall(r"^\*\*(.+?)\*\*", text, flags=re.MULTILINE)
+        assert parts[:3] == ["How it looks.", "Why.", "Fix."], identifier
+        assert parts[3:] in ([], ["Reported."], ["Limits.", "Reported."]), identifier
 
 
-def test_what_cannot_be_injected_is_said() -> None:
-    assert set(code(section(CAUSES, "Without an injection"))) == set(ADVICE) - set(FAULTS)
+def test_each_section_says_who_reported_it_or_that_nobody_did() -> None:
+    for identifier in FAULTS:
+        reported = section(CAUSES, identifier).partition("**Reported.**")[2]
+        threads = re.findall(
+            r"\[([\w.-]+/[\w.-]+)#(\d+)\]\(https://github.com/([\w.-]+/[\w.-]+)/issues/(\d+)\)", reported
+        )
+        assert threads or "no public report found" in reported, identifier
+        assert all(name == linked and number == to for name, number, linked, to in threads), identifier
+
+
+def test_all_causes_but_the_unknown_can_be_put_in() -> None:
+    assert set(ADVICE) - set(FAULTS) == {UNKNOWN}
     assert set(FAULTS) <= set(ADVICE), "a fault that can be put in can be named"
-
-
-def test_what_is_not_looked_for_cannot_be_named() -> None:
-    [table] = tables(section(CAUSES, "Not looked for yet"))
-    assert not {code(row[0])[0] for row in table} & set(ADVICE)
 
 
 # --- the record ---
