@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 class Attempts:
-    """Stands for a pool: tasks that raise on all ranks leave it running, and memory is not measured.
+    """Stands for a pool: tasks that raise on all ranks leave it running.
 
     Args:
         pool: does the work.
@@ -59,8 +59,6 @@ class Attempts:
             Refused: the task raised on a rank.
             RankFailed: a rank died, or hangs: others may have raised.
         """
-        if task is measure_memory_of:
-            return []  # three more engines for each cell; what the update is does not rest on it
         results = self._pool.run(attempt, task, *arguments, on_message=on_message)
         raised = _first_raised(results)
         if raised is None:

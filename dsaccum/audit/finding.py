@@ -13,12 +13,14 @@ from dsaccum.verification.comparison.evidence import StepEvidence
 from dsaccum.verification.progress import SilentProgress
 from dsaccum.verification.ranks.failed import RankFailed
 from dsaccum.verification.records.record import verdict_of
-from dsaccum.verification.verify import Examined, examine
+from dsaccum.verification.verify import Examined, Extent, examine
 
 if TYPE_CHECKING:
     from dsaccum.verification.cases.inputs import PreparedCase
     from dsaccum.verification.ranks.interface import TaskRunner
 
+THE_UPDATE_ALONE = Extent(memory="never", trajectory=False)
+"""Memory costs three more engines for each cell; what the update is does not rest on it."""
 _BESIDE_THE_UPDATE = frozenset({"communication", "memory"})
 
 
@@ -33,7 +35,7 @@ def try_cell(way: str, circumstances: CircumstancesRecord, prepared: PreparedCas
     """
     started = time.perf_counter()
     try:
-        found = examine(prepared, Attempts(pool), SilentProgress())
+        found = examine(prepared, Attempts(pool), SilentProgress(), THE_UPDATE_ALONE)
         said = _said(found)
     except Refused as error:
         said = _refused(error)
