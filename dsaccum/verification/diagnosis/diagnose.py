@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from dsaccum.verification.comparison.evidence import CaseEvidence
 from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
-from dsaccum.verification.diagnosis.gradient import Named, gradient_causes
+from dsaccum.verification.diagnosis.gradient import gradient_causes
+from dsaccum.verification.diagnosis.named import Named
 from dsaccum.verification.diagnosis.update import clipping_causes, schedule_causes, update_causes
 from dsaccum.verification.records.record import Cause
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
 from dsaccum.verification.comparison.factors import Factors
 from dsaccum.verification.comparison.gradient_check import GradientCheck
-from dsaccum.verification.comparison.rounding import accumulated
 from dsaccum.verification.comparison.weights import judge_tensors, recover_robustly
+from dsaccum.verification.diagnosis.named import Named
+from dsaccum.verification.diagnosis.precision import loss_scale_causes, low_precision_causes
 from dsaccum.verification.diagnosis.signatures import (
     Matrix,
     clipped_before_reduction,
@@ -22,25 +19,8 @@ from dsaccum.verification.diagnosis.signatures import (
     signatures,
 )
 
-
-@dataclass(frozen=True)
-class Named:
-    """One thing that is wrong: the candidates that explain it (one, if it is certain) and what speaks for them."""
-
-    candidates: tuple[str, ...]
-    evidence: dict[str, Any] = field(default_factory=dict)
-    detail: str = ""
-
-
 ABOUT_RIGHT = 0.05
 """A tensor's ratio this close to 1 tells nothing: single elements are wrong, or something was added."""
-LARGE_SCALE = 256
-"""Of loss scales; less could be a product of N and W."""
-LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
-MOST_LOST = 0.05
-"""A sum in bf16 loses 1 % in some dozens of terms."""
-EXPLAINED = 0.2
-"""What is left over of a loss that is explained: roundings that fall the other way are rare."""
 Explanation = frozenset[str]
 """Faults that together make a window's weights what they are."""
 _DROPPED = frozenset({"micro-batch-dropped"})
@@ -52,7 +32,8 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
     wrong = [step for step in evidence.steps if not step.gradient_right and step.gradients]
     if not wrong:
         return []
-    if named := _loss_scale(wrong) or _low_precision(evidence, wrong):
+    named = loss_scale_causes(wrong) or low_precision_causes(evidence, wrong)
+    if named:
         return named
     weighed = [step for step in wrong if not all(each.weights_right for each in step.judged)]
     if weighed:
@@ -151,52 +132,6 @@ def _fits(check: GradientCheck, step: StepEvidence, predicted: Matrix) -> bool:
     share = sum(flat) / sum(due) if sum(due) else 1.0
     known = [(w, p, d) for w, p, d in zip(check.recovered.weights, flat, due, strict=True) if w is not None]
     return bool(known) and all(abs(w - p) <= 2 * check.tolerance * (max(p, d * share) if p else d) for w, p, d in known)
-
-
-def _loss_scale(steps: list[StepEvidence]) -> list[Named]:
-    """Every gradient is as small as the loss scale is large; what underflow leaves of it explains no weights."""
-    for step in steps:
-        scale = step.optimizer_step.loss_scale if step.optimizer_step else 1.0
-        ratios = [check.ratio for check in step.judged]
-        if scale < LARGE_SCALE or not all(ratio and abs(ratio * scale - 1) < 0.1 for ratio in ratios):
-            return []
-    first = steps[0]
-    shown = {"step": first.step, "ratio": first.judged[0].ratio, "loss_scale": scale}
-    return [Named(("loss-scale-not-applied",), shown, f"step {first.step}: 1/{scale:g} of what is due")]
-
-
-def _low_precision(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
-    """The due weights explain nearly all, and what they leave over is what adding up in a lower precision loses."""
-    ranks, asked = evidence.case.batch.world_size, evidence.case.accumulation_dtype
-    if asked != "fp32" or not all(step.judged and _columns_are_whole(step) for step in steps):
-        return []
-    shown: dict[str, Any] = {}
-    for step in steps:
-        loss = _left_over(step, ranks, torch.float32)
-        if loss > MOST_LOST:
-            return []
-        unexplained = {name: _left_over(step, ranks, dtype) for name, dtype in LOWER.items()}
-        lower = min(unexplained, key=unexplained.__getitem__)
-        if unexplained[lower] > EXPLAINED * loss:
-            return []
-        shown = shown or {"step": step.step, "accumulated_in": lower, "asked": asked, "relative_loss": loss}
-    detail = f"in {shown['accumulated_in']}, where {asked} is asked for: off by {shown['relative_loss']:.2g}"
-    return [Named(("low-precision-accumulation",), shown, detail)]
-
-
-def _columns_are_whole(step: StepEvidence) -> bool:
-    """Of sketches no sum can be rounded."""
-    sizes = {name: tensor.numel() for name, tensor in step.truth.gradient.items()}
-    return all(column[name].numel() == size for column in step.truth.columns for name, size in sizes.items())
-
-
-def _left_over(step: StepEvidence, world_size: int, dtype: torch.dtype) -> float:
-    """||G - sum|| / ||sum||, the due weights' sum added up in ``dtype`` on each rank; of rank 0's gradient."""
-    found = step.vectors[0]
-    due = accumulated(step.truth.columns, step.truth.due_in_order, world_size, dtype)
-    difference = math.hypot(*(float((found[name].double() - due[name]).norm()) for name in due))
-    size = math.hypot(*(float(tensor.norm()) for tensor in due.values()))
-    return difference / size if size else math.inf
 
 
 def _stale(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dsaccum.reference_optimizers import Adam, NotRebuilt, Optimizer, StepSettings, global_norm
 from dsaccum.verification.comparison.evidence import SCHEDULE_TOLERANCE, CaseEvidence, StepEvidence, due_hypothesis
 from dsaccum.verification.comparison.update_check import Hypothesis, check_update, unscaled
-from dsaccum.verification.diagnosis.gradient import Named
+from dsaccum.verification.diagnosis.named import Named
 
 FURTHEST = 64
 """Schedules are searched so many updates ahead."""
