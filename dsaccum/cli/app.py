@@ -18,6 +18,7 @@ from dsaccum.cli.outcome import refuse
 from dsaccum.cli.usage import as_config_error, in_one_spelling, is_usage_error
 from dsaccum.cli.verify import verify_command
 from dsaccum.config.errors import ConfigError
+from dsaccum.engine.process import let_idle_threads_sleep
 
 app = typer.Typer(
     help="Train GPT models with DeepSpeed at any effective batch, and prove that accumulation changed nothing.",
@@ -50,6 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
         words: the command line without the program's name; that of this process if left out.
     """
     _open_streams()
+    let_idle_threads_sleep()
     given = sys.argv[1:] if words is None else words
     command = typer.main.get_command(app)
     try:

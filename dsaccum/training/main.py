@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.engine.process import Ranks, limit_threads, quiet_libraries
+from dsaccum.engine.process import Ranks, let_idle_threads_sleep, limit_threads, quiet_libraries
 from dsaccum.training.arguments import parse_arguments
 from dsaccum.training.outcome import FIRST_RANK_SPEAKS_S, ExitCode, RunFailed, end_now, refuse, say
 from dsaccum.training.preflight import NotEquivalent
@@ -32,6 +32,7 @@ def main(command_line: Sequence[str], default_experiment: Path, preflight: Prefl
     """
     started = time.perf_counter()
     _open_streams()
+    let_idle_threads_sleep()
     ranks = Ranks.from_environment()
     joined = False
     try:
