@@ -31,7 +31,7 @@ from dsaccum.verification.progress import Progress, SilentProgress
 from dsaccum.verification.ranks.failed import RankFailed
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import Cause, verdict_of
-from dsaccum.verification.subject.faults import FAULTS
+from dsaccum.verification.subject.faults import FAULTS, fault_of
 from dsaccum.verification.verify import Examined, Extent, examine, hardware, run_windows, with_fault
 
 EXTENT = Extent(memory="undecided", trajectory=False)
@@ -131,7 +131,7 @@ class _Trial:
 
     def __init__(self, setting: Setting, prepared: PreparedCase, pools: RankPools) -> None:
         self._setting, self._prepared, self._pools = setting, prepared, pools
-        self._big_batches: list[tuple[Experiment, Parameters]] = []
+        self._big_batches: list[tuple[tuple[Experiment, str | None], Parameters]] = []
 
     def without_fault(self) -> CleanRecord:
         found = self._examine(with_fault(self._prepared, None))
@@ -173,14 +173,14 @@ class _Trial:
         return "missed" if parameters_agree(parameters, self._big_batch(case)) else "caught"
 
     def _big_batch(self, case: Case) -> Parameters:
-        """Parameters after the same windows, each as one micro-batch on each rank, without the fault."""
-        asked = replace(case, fault=None)
-        known = next((found for other, found in self._big_batches if other == asked.experiment), None)
+        """Parameters after the same windows, each as one micro-batch on each rank, without the mistake."""
+        asked = (case.experiment, case.fault if fault_of(case.fault).asks_for_a_model else None)
+        known = next((found for other, found in self._big_batches if other == asked), None)
         if known is None:
-            big = asked.split(1, case.batch.accumulation_steps * case.batch.micro_batch)
+            big = replace(case, planted=False).split(1, case.batch.accumulation_steps * case.batch.micro_batch)
             _, captures, _ = run_windows(big, self._pools.get(self._setting.ranks), SilentProgress())
             known = dict(final_parameters([window[0].steps[-1] for window in captures]) or {})
-            self._big_batches.append((asked.experiment, known))
+            self._big_batches.append((asked, known))
         return known
 
 

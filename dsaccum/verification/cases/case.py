@@ -63,6 +63,7 @@ class Case:
         windows: which window each step trains on.
         loop: ``dsaccum``, ``hf-labels``, ``outside-loss``, or ``FILE.py:function``.
         fault: identifier of an injected fault; None for none.
+        planted: False for only what the fault asks of both sides, without the mistake itself.
         remedies: whether our remedies for DeepSpeed's faults are applied.
     """
 
@@ -81,6 +82,7 @@ class Case:
     windows: tuple[WindowChoice, ...]
     loop: str = "dsaccum"
     fault: str | None = None
+    planted: bool = True
     remedies: bool = True
 
     @property

@@ -25,7 +25,7 @@ from dsaccum.verification.measures.communication import Traffic, measure_traffic
 from dsaccum.verification.measures.memory import MemoryPeak, measure_peak
 from dsaccum.verification.ranks.interface import RankContext
 from dsaccum.verification.subject.capture import captured, describe_start, random_state
-from dsaccum.verification.subject.faults import fault_of
+from dsaccum.verification.subject.faults import Fault, fault_of
 from dsaccum.verification.subject.loops import Subject, Windows, loop_of
 
 
@@ -78,7 +78,7 @@ def measure_memory_of(context: RankContext, case: Case, /) -> MemoryPeak:
 
 @contextmanager
 def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
-    fault = fault_of(case.fault)
+    fault = _mistake(case)
     case = fault.alter(case)
     torch.manual_seed(case.experiment.run.seed)
     context.at(0, 0, "building the model")
@@ -91,7 +91,7 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
         pad_token=case.vocabulary.pad_token,
         source=case.source,
     )
-    model = fault.alter_model(fault.request_model(model))
+    model = fault.alter_model(fault_of(case.fault).request_model(model))
     drops = bool(remove_dropout(model))
     loss = build_loss(case.experiment.loss.factory, source=case.source)
     context.at(0, 0, "building the engine")
@@ -115,7 +115,12 @@ def _draws(subject: Subject, micro_batch: dict[str, Tensor]) -> float:
 
 def _windows(context: RankContext, case: Case) -> Windows:
     """What the loop is given: this rank's part of the case's windows, or what a planted fault makes of it."""
-    return fault_of(case.fault).feed(case_stream(case, context.ranks.rank), case, context.ranks.rank)
+    return _mistake(case).feed(case_stream(case, context.ranks.rank), case, context.ranks.rank)
+
+
+def _mistake(case: Case) -> Fault:
+    """The fault that is put in; one that does nothing where only what it asks for is wanted."""
+    return fault_of(case.fault if case.planted else None)
 
 
 def _build_engine(model: torch.nn.Module, case: Case, loss: Any) -> WindowEngine:

@@ -52,6 +52,11 @@ class Fault:
         """What the user would ask for; the reference is told, too."""
         return case
 
+    @property
+    def asks_for_a_model(self) -> bool:
+        """Whether ``request_model`` changes anything."""
+        return type(self).request_model is not Fault.request_model
+
     def request_model(self, model: nn.Module) -> nn.Module:
         """The model as the user made it, changed in place or another; the reference has the same."""
         return model
