@@ -25,6 +25,7 @@ from dsaccum.verification.comparison.evidence import CaseEvidence
 from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.diagnosis.diagnose import diagnose
 from dsaccum.verification.diagnosis.judge import Judged, judge
+from dsaccum.verification.fp32_products import full_products
 from dsaccum.verification.measures.communication import judge_communication
 from dsaccum.verification.measures.memory import MemoryPeak, judge_memory, memory_cases
 from dsaccum.verification.progress import Progress
@@ -122,9 +123,10 @@ def examine(prepared: PreparedCase, pool: TaskRunner, progress: Progress, extent
     progress.stage(f"running {len(case.windows)} windows on {_ranks(case)}")
     starts, captures, runs = run_windows(case, pool, progress)
     progress.stage("computing the reference")
-    evidence = compare(
-        case, prepared.model, prepared.loss, starts, captures, runs, progress, with_trajectory=extent.trajectory
-    )
+    with full_products():
+        evidence = compare(
+            case, prepared.model, prepared.loss, starts, captures, runs, progress, with_trajectory=extent.trajectory
+        )
     measured, findings = _measure(evidence, pool, runs, extent, progress)
     evidence = replace(evidence, findings=findings)
     kept = evidence.without_overflows()
@@ -173,7 +175,8 @@ def _told_apart(causes: list[Cause], prepared: PreparedCase, pool: TaskRunner, p
     windows = tuple(WindowChoice(0, choice.probe) for choice in case.windows)  # longer ones are kept of the first alone
     other = case.split(batch.accumulation_steps + 1, batch.micro_batch).with_windows(windows)
     starts, captures, runs = run_windows(other, pool, progress)
-    evidence = compare(other, prepared.model, prepared.loss, starts, captures, runs, progress)
+    with full_products():
+        evidence = compare(other, prepared.model, prepared.loss, starts, captures, runs, progress)
     again = {cause.id for cause in diagnose(evidence, _failed(*judge(evidence, {})))}
     ambiguous = [cause for cause in causes if _ambiguous(cause)]
     left = [cause for cause in ambiguous if cause.id in again]
@@ -268,7 +271,7 @@ def record_of(prepared: PreparedCase, examined: Examined, started: float, comman
         accumulation_dtype=case.accumulation_dtype,
         zero_stage=case.zero_stage,
         truth="mixed" if evidence.mixed_truth else "float64",
-        substitutions=prepared.substitutions,
+        substitutions=[*prepared.substitutions, *_about_products(examined.ran.rounding_of_products)],
         unavailable=prepared.unavailable,
         remedies=examined.ran.remedies,
         warnings=prepared.warnings,
@@ -284,6 +287,13 @@ def record_of(prepared: PreparedCase, examined: Examined, started: float, comman
         command=list(command),
         elapsed_s=time.perf_counter() - started,
     )
+
+
+def _about_products(rounding: float) -> list[str]:
+    if not rounding:
+        return []
+    moved = f"your settings round them (TF32, say), which moves the loss of one micro-batch by {rounding:.1e} of itself"
+    return [f"fp32 products are computed in full: {moved}"]
 
 
 def hardware() -> dict[str, Any]:

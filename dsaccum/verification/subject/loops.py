@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,12 +40,21 @@ class Windows(training.Windows, Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is under test on one rank; ``drops`` is whether its model had dropout, which was set to 0."""
+    """What is under test on one rank.
+
+    Attributes:
+        window_engine: DeepSpeed's engine, and what a run does with it.
+        ranks: this rank's place.
+        place: told how far the loop is.
+        drops: whether its model had dropout, which was set to 0.
+        products: how the user's settings round fp32 products, which are computed in full here.
+    """
 
     window_engine: WindowEngine
     ranks: Ranks
     place: Place
     drops: bool = False
+    products: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def engine(self) -> Any:

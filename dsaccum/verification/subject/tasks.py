@@ -21,6 +21,7 @@ from dsaccum.model import build_model
 from dsaccum.verification.cases.case import Case
 from dsaccum.verification.cases.dropout import remove_dropout
 from dsaccum.verification.cases.windows import case_stream
+from dsaccum.verification.fp32_products import full_products, products_as, rounds
 from dsaccum.verification.measures.communication import Traffic, measure_traffic
 from dsaccum.verification.measures.memory import MemoryPeak, measure_peak
 from dsaccum.verification.ranks.interface import RankContext
@@ -40,6 +41,8 @@ class Ran:
         draws: relative difference of one micro-batch's loss between two forwards; 0 where nothing is drawn.
         random_states: from which this rank's dropout masks would be drawn, before the first window and after the last
             one; empty where the model has no dropout.
+        rounding_of_products: relative difference that the user's settings for fp32 products (TF32, say) make to the
+            loss of one micro-batch; they are computed in full while the case runs.
     """
 
     losses: list[float | None]
@@ -47,6 +50,7 @@ class Ran:
     traffic: Traffic
     draws: float
     random_states: tuple[int, ...] = ()
+    rounding_of_products: float = 0.0
 
 
 def run_case(context: RankContext, case: Case, /) -> Ran:
@@ -66,6 +70,7 @@ def run_case(context: RankContext, case: Case, /) -> Ran:
             traffic,
             _draws(subject, again.window(0)[0]),
             tuple(random_states) if subject.drops else (),
+            _rounding_of_products(subject, again.window(0)[0]),
         )
 
 
@@ -98,18 +103,36 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
     forget_earlier_engines()
     engine = _build_engine(model, case, loss)
     seed_draws(case.experiment.run.seed, context.ranks)
-    subject = Subject(engine, context.ranks, context, drops)
-    with fault.planted(subject, case):
-        yield subject
+    with full_products() as products:
+        subject = Subject(engine, context.ranks, context, drops, products)
+        with fault.planted(subject, case):
+            yield subject
     engine.engine.destroy()  # not after a failure: it could wait for ranks that have ended, and the pool ends them all
 
 
 @torch.no_grad()
 def _draws(subject: Subject, micro_batch: dict[str, Tensor]) -> float:
     """How far two forwards of the same micro-batch at the same parameters are apart."""
-    engine, loss = subject.window_engine, subject.window_engine.loss
+    return _apart(_loss_sum(subject, micro_batch), _loss_sum(subject, micro_batch))
+
+
+@torch.no_grad()
+def _rounding_of_products(subject: Subject, micro_batch: dict[str, Tensor]) -> float:
+    """How far the user's own settings for fp32 products move the loss of a micro-batch."""
+    if not rounds(subject.products):
+        return 0.0
+    full = _loss_sum(subject, micro_batch)
+    with products_as(subject.products):
+        return _apart(full, _loss_sum(subject, micro_batch))
+
+
+def _loss_sum(subject: Subject, micro_batch: dict[str, Tensor]) -> float:
+    engine = subject.window_engine
     on_device = {name: field.to(engine.device) for name, field in micro_batch.items()}
-    first, second = (float(loss.sum(engine.engine(**model_inputs(on_device)), on_device)) for _ in range(2))
+    return float(engine.loss.sum(engine.engine(**model_inputs(on_device)), on_device))
+
+
+def _apart(first: float, second: float) -> float:
     return abs(first - second) / abs(first) if first else 0.0
 
 
