@@ -70,6 +70,7 @@ def test_bits_are_the_same_in_every_way_of_stepping(tmp_path: Path, stage: int, 
     assert steps_of(tmp_path / "on") == steps_of(tmp_path / "off")
 
 
+@pytest.mark.slow
 def test_a_fault_patched_into_deepspeed_stops_the_run(tmp_path: Path) -> None:
     """Also where the same config was verified before, without the patch."""
     assert train(tmp_path, *ON, name="clean").code == 0

@@ -124,22 +124,33 @@ def test_a_second_run_makes_a_second_directory_and_a_finished_one_is_refused(fin
     ("flags", "words"),
     [
         (["--output-dir", "foreign"], ["it holds files that are not a run of dsaccum", "another --output-dir"]),
-        (["--output-dir", "foreign/file.txt"], ["is a file", "a new or empty directory"]),
+        pytest.param(
+            ["--output-dir", "foreign/file.txt"], ["is a file", "a new or empty directory"], marks=pytest.mark.slow
+        ),
         (["--accum-step", "4"], ["command line", "--accum-step"]),
         (["--accum-steps", "four"], ["--accum-steps", "four"]),
         (["--steps", "0"], ["--steps = 0", "1 or more"]),
         (["--steps"], ["--steps", "expected one argument"]),
         (["--experiment", "missing.yaml"], ["missing.yaml"]),
         (["--set", "run.stepz=3"], ["run.stepz", "steps"]),
-        (["--set", "data.source=files"], ["data.files"]),
-        (["--set", "data={source: files, files: ['nothing/*.txt']}"], ["data.files", "matches no file"]),
-        (["--set", "data={source: files, files: ['foreign/file.txt']}"], ["makes 0 samples", "data.sequence_length"]),
-        (
+        pytest.param(["--set", "data.source=files"], ["data.files"], marks=pytest.mark.slow),
+        pytest.param(
+            ["--set", "data={source: files, files: ['nothing/*.txt']}"],
+            ["data.files", "matches no file"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--set", "data={source: files, files: ['foreign/file.txt']}"],
+            ["makes 0 samples", "data.sequence_length"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["--set", "data.sequence_length=9999", "--set", "model.config={max_position_embeddings: 64}"],
             ["data.sequence_length"],
+            marks=pytest.mark.slow,
         ),
         (["--set", "model.config={hiden_size: 16}"], ["model.config.hiden_size", "did you mean hidden_size?"]),
-        (["--set", "model.architecture=gtp2"], ["model.architecture", "gpt2"]),
+        pytest.param(["--set", "model.architecture=gtp2"], ["model.architecture", "gpt2"], marks=pytest.mark.slow),
     ],
     ids=lambda value: " ".join(value)[:40] if value and value[0].startswith("--") else "",
 )

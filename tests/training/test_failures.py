@@ -72,8 +72,8 @@ def record_of(folder: Path) -> dict:
     ("fault", "phase", "rank", "code", "named"),
     [
         ("kill", "forward", 1, KILLED, "rank 1 has ended"),
-        ("kill", "forward", 0, KILLED, "rank 0 has ended"),
-        ("hang", "data", 1, {3}, "rank 1 hangs in data of step 3"),
+        pytest.param("kill", "forward", 0, KILLED, "rank 0 has ended", marks=pytest.mark.slow),
+        pytest.param("hang", "data", 1, {3}, "rank 1 hangs in data of step 3", marks=pytest.mark.slow),
         ("hang", "forward", 1, {3}, "rank 1 hangs in forward of step 3, micro-step 2"),
         (
             "raise",
@@ -99,7 +99,7 @@ def test_a_rank_at_fault_ends_all_and_is_named(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("which", ["launcher", "launch process"])
+@pytest.mark.parametrize("which", ["launcher", pytest.param("launch process", marks=pytest.mark.slow)])
 def test_ranks_save_and_end_when_their_launcher_is_gone(tmp_path: Path, which: str) -> None:
     process = start(tmp_path)
     wait_for_step(process, 33)
@@ -112,7 +112,7 @@ def test_ranks_save_and_end_when_their_launcher_is_gone(tmp_path: Path, which: s
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("target", ["one rank", "ctrl-c"])
+@pytest.mark.parametrize("target", [pytest.param("one rank", marks=pytest.mark.slow), "ctrl-c"])
 def test_a_signal_stops_at_a_boundary_and_saves(tmp_path: Path, target: str) -> None:
     process = start(tmp_path, new_session=True)
     wait_for_step(process, 33)

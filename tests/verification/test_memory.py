@@ -86,8 +86,19 @@ def test_all_rows_are_alike(padded: bool) -> None:
     assert visible == ({15} if padded else set())
 
 
-@pytest.mark.parametrize("loop", ["dsaccum", "hf-labels", "outside-loss", f"{LOOPS}:two_forwards"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("stage", "loop"),
+    [
+        *((stage, "dsaccum") for stage in range(4)),
+        (0, "hf-labels"),
+        *(
+            pytest.param(stage, loop, marks=pytest.mark.slow)
+            for stage in range(4)
+            for loop in ("hf-labels", "outside-loss", f"{LOOPS}:two_forwards")
+            if (stage, loop) != (0, "hf-labels")
+        ),
+    ],
+)
 def test_memory_is_flat(one_rank: Ranks, stage: int, loop: str) -> None:
     case = make_case(stage=stage, loop=loop)
     record, state, reason, finding = judged(one_rank, case)
@@ -99,8 +110,8 @@ def test_memory_is_flat(one_rank: Ranks, stage: int, loop: str) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_accumulation_costs_one_gradient_buffer(one_rank: Ranks, stage: int, bf16: bool, steps: int) -> None:
     case = make_case(stage=stage, bf16=bf16, steps=steps)
     peaks = [of_case[0] for of_case in peaks_of(one_rank, case)]
@@ -111,8 +122,10 @@ def test_accumulation_costs_one_gradient_buffer(one_rank: Ranks, stage: int, bf1
     assert judge_memory([[peak] for peak in peaks], case)[1] == "pass"
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize(
+    "stage", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+)
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_kept_graphs_are_found(one_rank: Ranks, stage: int, steps: int) -> None:
     """With retain_graph every micro-step leaves the larger part of a micro-batch's activations behind."""
     record, state, reason, finding = judged(one_rank, make_case("activations-kept", stage=stage, steps=steps))
@@ -126,7 +139,7 @@ def test_kept_graphs_are_found(one_rank: Ranks, stage: int, steps: int) -> None:
     assert record.reason == reason
 
 
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_garbage_that_waits_for_its_collector_is_not_kept(one_rank: Ranks, steps: int) -> None:
     """Else the verdict would depend on when the collector happens to run; here it doesn't by itself."""
     gc.disable()
