@@ -45,7 +45,9 @@ class FrozenParameterChanged(Fault):
             step(*arguments, **keywords)
             if at_boundary:
                 with torch.no_grad():
-                    getattr(parameter, "ds_tensor", parameter).add_(CHANGE)  # at ZeRO 3 a rank holds a part of it
+                    parameter.add_(CHANGE)  # at ZeRO 3 empty, or a copy that the rank keeps whole ...
+                    if hasattr(parameter, "ds_tensor"):
+                        parameter.ds_tensor.add_(CHANGE)  # ... of which this part is the rank's own
 
         with replaced(engine, "step", then_write):
             yield
