@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ def preflight(inputs: Inputs, ranks: Ranks, watchdog: Watchdog, note: Callable[[
         NotEquivalent: accumulation is wrong; on all ranks.
         ConfigError: DeepSpeed refuses the config.
     """
+    started = time.perf_counter()
     from dsaccum.preflight.check import carry_out  # the verification comes with it: not for --help
 
-    return carry_out(inputs, ranks, watchdog, note)
+    record = carry_out(inputs, ranks, watchdog, note)
+    return {**record, "seconds": round(time.perf_counter() - started, 3)}

@@ -1,68 +1,27 @@
-"""From a run's inputs to a verdict on it: the same JSON and architecture, fewer and shorter rows, a smaller model."""
+"""Whether a run may start: an earlier verdict on the same config, model and code, or one that is reached now."""
 
 from __future__ import annotations
 
-import gc
-import random
-import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import torch
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.engine.leftovers import forget_earlier_engines
 from dsaccum.engine.process import Ranks
-from dsaccum.engine.schema import installed_schema
 from dsaccum.preflight import kept
 from dsaccum.preflight.fingerprint import fingerprint
 from dsaccum.preflight.own_ranks import OwnRanks
-from dsaccum.report.figures import counted
-from dsaccum.report.terminal import failure_text
+from dsaccum.preflight.undisturbed import undisturbed
 from dsaccum.training.failure import is_communication
 from dsaccum.training.inputs import Inputs
 from dsaccum.training.opening import installed_versions
 from dsaccum.training.outcome import RunFailed, say
 from dsaccum.training.preflight import NotEquivalent
 from dsaccum.training.watchdog import Watchdog
-from dsaccum.verification.cases.inputs import PreparedCase, Sources, Stepping, Wanted, plan_stepping, prepare_case
-from dsaccum.verification.cases.shrink import Patience, Work
 from dsaccum.verification.cases.substitutions import drop_observers
-from dsaccum.verification.cases.windows import shorter_lengths
-from dsaccum.verification.verify import Extent, examine, record_of, with_fault
-
-STEPS: Final = 2
-"""Optimizer steps: an update is told from the one before it. A schedule that starts at rate 0 takes more."""
-MOST_ACCUMULATION_STEPS, MOST_ROWS = 4, 2
-"""N and B of a larger window: what goes wrong with many micro-batches goes wrong with four."""
-PATIENCE: Final = Patience(most_s=1.0, wanted_s=0.6)
-LONGEST_S: Final = 20.0
-"""A model that cannot be shrunk to less work than this, in seconds of one core, is left to ``dsaccum verify``."""
-EXTENT: Final = Extent(memory="never", trajectory=False)
-
-
-class _TooLong(Exception):
-    """The model can be verified, but not in seconds."""
-
-
-class _Moving:
-    """Progress that nobody sees, but for the watchdog."""
-
-    def __init__(self, moved: Callable[[], None]) -> None:
-        self._moved = moved
-
-    def stage(self, text: str) -> None:
-        """This rank moves."""
-        self._moved()
-
-    def detail(self, text: str) -> None:
-        """This rank moves."""
-        self._moved()
 
 
 @dataclass(frozen=True)
@@ -84,8 +43,7 @@ def carry_out(inputs: Inputs, ranks: Ranks, watchdog: Watchdog, note: Callable[[
     """See ``dsaccum.training.preflight.Preflight``."""
     own = OwnRanks(ranks, lambda: watchdog.at(0, 0, "setup"))
     try:
-        with _undisturbed():
-            outcome = _on_first_rank(inputs, own, note) if ranks.is_first else own.follow()
+        outcome = _on_first_rank(inputs, own, note) if ranks.is_first else own.follow()
     except ConfigError:
         raise
     except Exception as error:
@@ -101,22 +59,6 @@ def carry_out(inputs: Inputs, ranks: Ranks, watchdog: Watchdog, note: Callable[[
     return record
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Afterwards random generators, and what an engine changes for its process, are as they were."""
-    with torch.random.fork_rng():
-        python, arrays = random.getstate(), np.random.get_state()
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)
-            forget_earlier_engines()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-
-
 def _on_first_rank(inputs: Inputs, own: OwnRanks, note: Callable[[str], None]) -> Outcome:
     key = fingerprint(_circumstances(inputs))
     earlier = kept.find(key)
@@ -127,7 +69,10 @@ def _on_first_rank(inputs: Inputs, own: OwnRanks, note: Callable[[str], None]) -
         )
     else:
         note("preflight       verifying a small copy of this run, once for this config, model and code ...")
-        outcome = _verified_now(inputs, own, key)
+        from dsaccum.preflight.small_run import verify_now  # the verification comes with it
+
+        with undisturbed():
+            outcome = verify_now(inputs, own, key)
     own.dismiss(outcome)
     return outcome
 
@@ -141,69 +86,3 @@ def _circumstances(inputs: Inputs) -> dict[str, Any]:
         "versions": installed_versions(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
-
-
-def _verified_now(inputs: Inputs, own: OwnRanks, key: str) -> Outcome:
-    started = time.perf_counter()
-    try:
-        prepared = _prepare(inputs)
-    except (_TooLong, ConfigError) as reason:
-        return _open(f"not verified: {reason}", key)
-    examined = examine(prepared, own, _Moving(own.moved), EXTENT)
-    record = record_of(prepared, examined, started)
-    if record.verdict is None:
-        return _open(f"no verdict: {record.why_undecided()}", key)
-    if record.verdict == "not_equivalent":
-        return Outcome({"verdict": "not_equivalent", "fingerprint": key}, "NOT EQUIVALENT", failure_text(record))
-    trouble = kept.keep(key, record)
-    batch = prepared.case.batch
-    notes = [f"{time.perf_counter() - started:.1f} s", *prepared.unavailable, *([trouble] if trouble else [])]
-    line = (
-        f"equivalent: {counted(batch.accumulation_steps, 'micro-batch', 'es')} of {batch.micro_batch} on "
-        f"{counted(batch.world_size, 'rank')} gave the update of one batch of {batch.total} ({'; '.join(notes)})"
-    )
-    return Outcome({"verdict": "equivalent", "verified_on": str(date.today()), "fingerprint": key}, line)
-
-
-def _open(why: str, key: str) -> Outcome:
-    """Nothing is known to be wrong, and the run goes on."""
-    return Outcome({"verdict": None, "fingerprint": key, "reason": why}, f"{why}; the run goes on")
-
-
-def _prepare(inputs: Inputs) -> PreparedCase:
-    """The case; windows of at most ``MOST_ACCUMULATION_STEPS`` micro-batches of ``MOST_ROWS``.
-
-    Raises:
-        ConfigError: no such copy can be made.
-        _TooLong: it could not be verified in seconds.
-    """
-    experiment, total = inputs.experiment, inputs.parameters["total"]
-    stepping = _stepping(inputs)
-    work = Work(stepping.settings.batch, stepping.steps, PATIENCE)
-    shortest = min([experiment.data.sequence_length, *shorter_lengths(inputs.data.samples)])
-    if experiment.model.factory is not None and work.seconds(total, shortest) > LONGEST_S:
-        raise _TooLong("a model.factory keeps its size, and verifying it takes minutes: dsaccum verify does that")
-    source = str(inputs.arguments.experiment)
-    loss = None if experiment.loss.factory is None else inputs.loss
-    prepared = prepare_case(stepping, Sources(experiment, source, inputs.data, loss), Wanted(patience=PATIENCE))
-    if work.seconds(prepared.parameters, prepared.case.samples.sequence_length) > LONGEST_S:
-        raise _TooLong("this model cannot be shrunk enough to be verified in seconds: dsaccum verify does it")
-    return with_fault(prepared, None)
-
-
-def _stepping(inputs: Inputs) -> Stepping:
-    """The run's own config with a smaller window; N = W, where different mistakes look alike, is avoided."""
-    batch = inputs.deepspeed.batch
-    steps = min(batch.accumulation_steps, MOST_ACCUMULATION_STEPS)
-    if steps == batch.world_size and steps > 2:
-        steps -= 1
-    return plan_stepping(
-        drop_observers(inputs.deepspeed.config),
-        inputs.deepspeed.source,
-        inputs.experiment,
-        installed_schema(),
-        ranks=batch.world_size,
-        accumulation_steps=steps,
-        micro_batch=min(batch.micro_batch, MOST_ROWS),
-        steps=STEPS,
-    )

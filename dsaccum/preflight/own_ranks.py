@@ -9,6 +9,7 @@ from typing import Any, Concatenate
 import torch.distributed as dist
 
 from dsaccum.engine.process import Ranks
+from dsaccum.preflight.undisturbed import undisturbed
 from dsaccum.verification.ranks.interface import OnMessage, RankContext, Result, ignore_message
 
 _LOOK_S = 0.01
@@ -75,7 +76,8 @@ class OwnRanks:
             said = self._exchange(None)
             if not isinstance(said, tuple):
                 return said
-            self._do(*said)
+            with undisturbed():
+                self._do(*said)
 
     def _exchange(self, said: Any) -> Any:
         """What rank 0 says, on all ranks."""

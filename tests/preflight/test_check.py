@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dsaccum.engine.process import Ranks
-from dsaccum.preflight import check, kept, preflight
+from dsaccum.preflight import kept, preflight, small_run
 from dsaccum.training.arguments import parse_arguments
 from dsaccum.training.inputs import Inputs, read_inputs
 from dsaccum.training.preflight import NotEquivalent
@@ -111,7 +111,7 @@ def test_a_large_window_is_made_small(
 ) -> None:
     several = Ranks(0, ranks, 0, ranks, launched=False)
     given = inputs_of(several, "--accum-steps", str(steps), "--micro-batch", str(rows))
-    batch = check._stepping(given).settings.batch
+    batch = small_run._stepping(given).settings.batch
     assert (batch.accumulation_steps, batch.micro_batch, batch.world_size) == (*verified, ranks)
 
 
@@ -158,7 +158,7 @@ def test_only_an_equivalent_record_counts(read: Inputs, one_rank: Ranks, cache: 
 def test_a_model_that_cannot_be_verified_in_seconds_trains(
     read: Inputs, one_rank: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "LONGEST_S", 1e-9)
+    monkeypatch.setattr(small_run, "LONGEST_S", 1e-9)
     said = ask(read, one_rank)
     assert said.record["verdict"] is None
     assert said.lines[-1].endswith("in seconds: dsaccum verify does it; the run goes on")
