@@ -65,6 +65,7 @@ def matrix_lines(record: FaultsRecord, *, width: int = WIDTH) -> list[Text]:
         Text(),
         *(Text(f"{letter} {meaning}") for outcome, (letter, meaning) in LETTERS.items() if outcome in used),
         *_odd_cells(record.cells, width),
+        *_never_tried(record, width),
         *_false_alarms(record.clean, width),
         *heading("in short", width=width),
         *_summary(record, width),
@@ -100,6 +101,15 @@ def _odd_cells(cells: list[CellRecord], width: int) -> Iterator[Text]:
     if texts:
         yield Text()
         yield from listed("to look into", texts, width=width)
+
+
+def _never_tried(record: FaultsRecord, width: int) -> Iterator[Text]:
+    """Faults that no setting can show; what only some settings cannot, ``-`` says."""
+    tried = {cell.fault for cell in record.cells}
+    reasons = [f"{each.fault}: {each.reason}" for each in record.not_applicable if each.fault not in tried]
+    if reasons:
+        yield Text()
+        yield from listed("not tried", reasons, width=width)
 
 
 def _false_alarms(clean: list[CleanRecord], width: int) -> Iterator[Text]:
