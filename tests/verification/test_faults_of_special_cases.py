@@ -18,6 +18,7 @@ from dsaccum.verification.records.record import VerifyRecord
 from tests.verification.verifying import ADAMW, MODELS, Given, found
 
 pytestmark = pytest.mark.distributed
+SLOW = pytest.mark.slow
 HERE = Path(__file__).parent
 ODD_FAULTS, ODD_MODELS = HERE / "odd_faults.py", HERE / "odd_models.py"
 DROPOUT = {"model": {"architecture": "gpt2", "config": {**MODELS["gpt2"], "resid_pdrop": 0.1}}}
@@ -57,7 +58,7 @@ def test_without_dropout_no_seed_is_wrong(rank_pool: RankPools, tmp_path: Path) 
         given.verify(tmp_path, rank_pool, fault="same-seed-on-every-rank")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=SLOW)])
 def test_the_plain_loop_divides_a_short_window_by_all_of_a_full_one(
     rank_pool: RankPools, tmp_path: Path, ranks: int
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_parameter_without_gradient_is_right_where_nothing_decays(rank_pool: R
         Given(optimizer=without_decay).verify(tmp_path, rank_pool, fault="absent-gradient-decayed")
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=SLOW)])
 def test_a_split_tie_is_named_beside_another_fault(rank_pool: RankPools, tmp_path: Path, stage: int) -> None:
     """The gradients of both copies are put together, so that the weights of the micro-batches still show."""
     record = Given(stage=stage).verify(tmp_path, rank_pool, fault="tied-weights-split+loss-not-scaled")
@@ -95,7 +96,9 @@ def test_a_split_tie_is_named_beside_another_fault(rank_pool: RankPools, tmp_pat
         Given(architecture="llama").verify(tmp_path, rank_pool, fault="tied-weights-split")
 
 
-@pytest.mark.parametrize(("micro_steps", "ranks"), [(2, 1), (8, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("micro_steps", "ranks"), [(2, 1), pytest.param(8, 1, marks=SLOW), pytest.param(3, 2, marks=SLOW)]
+)
 def test_a_sum_in_bf16_is_told_from_other_errors(
     rank_pool: RankPools, tmp_path: Path, micro_steps: int, ranks: int
 ) -> None:
