@@ -11,16 +11,19 @@ import random
 from itertools import combinations
 
 import pytest
+import torch
 
 from dsaccum.power.matrix import EXTENT
 from dsaccum.power.settings import Setting
 from dsaccum.power.small_case import write_case
 from dsaccum.verification.cases.inputs import PreparedCase, read_case
+from dsaccum.verification.cases.windows import case_stream
 from dsaccum.verification.progress import SilentProgress
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import Cause
-from dsaccum.verification.subject.faults import FAULTS
+from dsaccum.verification.subject.faults import FAULTS, fault_of
 from dsaccum.verification.verify import examine, with_fault
+from tests.verification.planting import make_case
 
 pytestmark = pytest.mark.distributed
 SETTING = Setting(ranks=1, accumulation_steps=3, zero_stage=0, packing="ragged")
@@ -36,6 +39,16 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedCase:
 def causes(prepared: PreparedCase, pools: RankPools, *faults: str) -> list[Cause]:
     case = with_fault(prepared, "+".join(faults))
     return examine(case, pools.get(SETTING.ranks), SilentProgress(), EXTENT).causes
+
+
+def test_both_are_given_their_windows() -> None:
+    """One remembers what it is fed, the other feeds something else: in either order both are asked."""
+    case = make_case(ranks=2)
+    for pair in ("targets-counted-before-shift+ranks-share-data", "ranks-share-data+targets-counted-before-shift"):
+        windows = fault_of(pair).feed(case_stream(case, 1), case, 1)
+        assert torch.equal(windows.window(0)[0]["input_ids"], case_stream(case, 0).window(0)[0]["input_ids"])
+        assert len(FAULTS["targets-counted-before-shift"].factors) == case.batch.accumulation_steps  # type: ignore[attr-defined]
+        FAULTS["targets-counted-before-shift"].factors.clear()  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
