@@ -41,7 +41,7 @@ class Outcome:
 
 def carry_out(inputs: Inputs, ranks: Ranks, watchdog: Watchdog, note: Callable[[str], None]) -> dict[str, Any]:
     """See ``dsaccum.training.preflight.Preflight``."""
-    own = OwnRanks(ranks, lambda: watchdog.at(0, 0, "setup"))
+    own = OwnRanks(ranks, lambda come: watchdog.at(0, come, "setup"))
     try:
         outcome = _on_first_rank(inputs, own, note) if ranks.is_first else own.follow()
     except ConfigError:

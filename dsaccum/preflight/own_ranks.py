@@ -43,11 +43,12 @@ class OwnRanks:
 
     Args:
         ranks: this process's place.
-        moved: called whenever this rank has come further, or is seen to wait for rank 0 rather than hang.
+        report: told that this rank moves, and how far its tasks have come: the rank that has come least far hangs.
     """
 
-    def __init__(self, ranks: Ranks, moved: Callable[[], None]) -> None:
-        self._ranks, self.moved = ranks, moved
+    def __init__(self, ranks: Ranks, report: Callable[[int], None]) -> None:
+        self._ranks, self._report = ranks, report
+        self._come = 0
         self._store = dist.distributed_c10d._get_default_store()
         self._calls = 0
 
@@ -64,6 +65,10 @@ class OwnRanks:
             for message in messages:
                 on_message(rank, message)
         return [result for result, _ in told]
+
+    def moved(self) -> None:
+        """This rank is at work, or waits for rank 0 rather than hang."""
+        self._report(self._come)
 
     def dismiss(self, last_word: Any) -> None:
         """Let the others go on; ``follow`` gives them the last word. On rank 0."""
@@ -98,7 +103,7 @@ class OwnRanks:
 
     def _do(self, task: Callable[..., Any], arguments: tuple[Any, ...]) -> list[tuple[Any, list[Any]]]:
         """Each rank's result and messages, on rank 0; nothing on others."""
-        context = OwnContext(self._ranks, self.moved)
+        context = OwnContext(self._ranks, self._moved_in_task)
         mine = (task(context, *arguments), context.messages)
         if self._ranks.world_size == 1:
             return [mine]
@@ -106,6 +111,10 @@ class OwnRanks:
         dist.gather_object(mine, told)
         self.moved()
         return told or []
+
+    def _moved_in_task(self) -> None:
+        self._come += 1
+        self.moved()
 
     @staticmethod
     def _key(call: int) -> str:
