@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +40,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedCase:
 def causes(prepared: PreparedCase, pools: RankPools, *faults: str) -> list[Cause]:
     case = with_fault(prepared, "+".join(faults))
     return examine(case, pools.get(SETTING.ranks), SilentProgress(), EXTENT).causes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["loss-scaled-twice", "ranks-averaged-twice", "ranks-summed"])
+def test_on_two_ranks_cleared_gradients_are_no_dropped_micro_batches(
+    tmp_path: Path, rank_pool: RankPools, other: str
+) -> None:
+    """Several weights are left there, so that their scale can be told."""
+    setting = Setting(ranks=2, accumulation_steps=3, zero_stage=0, packing="packed")
+    case = with_fault(read_case(write_case(tmp_path, setting)), f"only-last-micro-batch+{other}")
+    found = examine(case, rank_pool.get(2), SilentProgress(), EXTENT).causes
+    assert {(cause.id, cause.confidence) for cause in found} == {
+        (other, "certain"),
+        ("only-last-micro-batch", "certain"),
+    }
 
 
 def test_both_are_given_their_windows() -> None:

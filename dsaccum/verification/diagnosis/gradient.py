@@ -23,7 +23,7 @@ ABOUT_RIGHT = 0.05
 """A tensor's ratio this close to 1 tells nothing: single elements are wrong, or something was added."""
 Explanation = frozenset[str]
 """Faults that together make a window's weights what they are."""
-_DROPPED = frozenset({"micro-batch-dropped"})
+_DROPPED, _ONLY_LAST = frozenset({"micro-batch-dropped"}), frozenset({"only-last-micro-batch"})
 _FULL_DIVISOR, _MEAN_OF_MEANS = frozenset({"short-window-full-divisor"}), frozenset({"mean-of-means"})
 
 
@@ -79,23 +79,26 @@ def _explanations(evidence: CaseEvidence, step: StepEvidence) -> set[Explanation
         for faults, weights in _predictions(evidence, step, rank, check):
             if _fits(check, step, weights):
                 fitting.add(faults)
-            elif _fits_but_for_some(check, step, weights, fewest=2 if faults else 1):
-                fitting.add(faults | _DROPPED)
+            elif missing := _missing(check, step, weights, fewest_others=2 if faults else 1):
+                fitting.add(faults | (_ONLY_LAST if missing == _all_but_the_last(step) else _DROPPED))
         per_rank.append(fitting)
-    shared = set.intersection(*per_rank)
-    if frozenset({"only-last-micro-batch"}) in shared:
-        shared.discard(_DROPPED)
-    return shared - {frozenset()}
+    return set.intersection(*per_rank) - {frozenset()}
 
 
-def _fits_but_for_some(check: GradientCheck, step: StepEvidence, predicted: Matrix, fewest: int) -> bool:
-    """Some micro-batches add nothing, and at least so many others weigh what is predicted."""
+def _missing(check: GradientCheck, step: StepEvidence, predicted: Matrix, fewest_others: int) -> list[int]:
+    """Micro-batches that add nothing, where all others, at least so many, weigh what is predicted; else empty."""
     flat = [weight for row in predicted for weight in row]
     if not all(weight for weight, due in zip(flat, step.truth.due_in_order, strict=True) if due):
-        return False  # it is predicted that some add nothing
+        return []  # it is predicted that some add nothing
     missing = dropped(check.recovered.weights, flat, check.tolerance)
     told = [weight for weight, p in zip(check.recovered.weights, flat, strict=True) if p and weight is not None]
-    return bool(missing) and len(told) - len(missing) >= fewest
+    return missing if len(told) - len(missing) >= fewest_others else []
+
+
+def _all_but_the_last(step: StepEvidence) -> list[int]:
+    """Of the micro-batches that are due anything, those before the last micro-step."""
+    due = step.truth.due_in_order
+    return [index for index, weight in enumerate(due[: -len(step.truth.due[0])]) if weight]
 
 
 def _predictions(
