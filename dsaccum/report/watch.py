@@ -1,0 +1,155 @@
+"""The watch record as people read it: of each window what ran, who divided, the weights, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TextIO
+
+from rich.text import Text
+
+from dsaccum.report.figures import against, counted, plain, ratio, scientific
+from dsaccum.report.layout import RIGHT, WIDTH, WRONG, labelled, listed, print_lines
+from dsaccum.report.weight_matrix import weight_lines
+from dsaccum.verification.diagnosis.causes import UNKNOWN
+from dsaccum.verification.records.record import Cause
+from dsaccum.verification.records.watch import WatchedRecord, WatchRecord, WindowRecord
+
+
+def print_watch(record: WatchRecord, stream: TextIO | None = None) -> None:
+    """Print all windows of all engines.
+
+    Raises:
+        OSError: nobody is left to read it.
+    """
+    print_lines(lambda width: watch_lines(record, width=width), stream)
+
+
+def watch_lines(record: WatchRecord, *, width: int = WIDTH) -> list[Text]:
+    """Everything."""
+    lines: list[Text] = []
+    for engine in record.engines:
+        for window in engine.windows:
+            lines += window_lines(engine, window, several=len(record.engines) > 1, width=width)
+    return lines
+
+
+def window_lines(engine: WatchedRecord, window: WindowRecord, *, several: bool, width: int) -> list[Text]:
+    """One window."""
+    return [
+        Text(),
+        Text(f"dsaccum.watch: window {window.window}" + (f" of engine {engine.number}" if several else "")),
+        *_header(engine, window, width),
+        *_factors(window, width),
+        *weight_lines([window.step], width=width),
+        *_tokens(window, width),
+        *_step(window, width),
+        Text(),
+        *_claims(window, width),
+        *_verdict(window, width),
+    ]
+
+
+def _header(engine: WatchedRecord, window: WindowRecord, width: int) -> Iterator[Text]:
+    batch = window.effective_batch
+    rows = f"{batch.micro_batch} rows" if batch.micro_batch is not None else "rows"
+    equation = (
+        f"{counted(batch.world_size, 'rank')} x {counted(batch.accumulation_steps, 'micro-step')} x {rows} = "
+        f"{counted(batch.total, 'row')}" + (f", {counted(batch.targets, 'target token')}" if batch.targets else "")
+    )
+    yield from labelled("as run", equation, width=width)
+    if batch.configured_accumulation_steps is not None:
+        said = f"{counted(batch.configured_accumulation_steps, 'micro-step')}"
+        said += f" x {batch.configured_micro_batch} rows" if batch.configured_micro_batch else ""
+        differs = batch.configured_accumulation_steps != batch.accumulation_steps or (
+            batch.configured_micro_batch != batch.micro_batch
+        )
+        if differs:
+            yield from labelled("config", said, width=width)
+    parameters = counted(engine.model.parameters or 0, "parameter")
+    if engine.trained_parameters != engine.model.parameters:
+        parameters += f", {engine.trained_parameters or 0:,} of them trained"
+    yield from labelled("model", f"{engine.model.class_name}, {parameters}", width=width)
+    stage = f", ZeRO stage {engine.zero_stage}" if engine.zero_stage is not None else ""
+    driver = f"{engine.framework} with {engine.kind}" if engine.framework else engine.kind
+    yield from labelled("run by", f"{driver}, {engine.precision}{stage}", width=width)
+    if window.truth != "float64":
+        yield from labelled("truth", window.truth or "", width=width)
+    yield from listed("note", window.notes, width=width)
+
+
+def _factors(window: WindowRecord, width: int) -> Iterator[Text]:
+    divided = window.divided_by
+    text = (
+        f"script {ratio(divided.script)}, engine {ratio(divided.engine)}, accumulation and ranks {ratio(divided.ranks)}"
+    )
+    yield from labelled("factors", text, width=width)
+
+
+def _tokens(window: WindowRecord, width: int) -> Iterator[Text]:
+    tokens = window.token_weights
+    if tokens.sum is None:
+        yield from labelled("tokens", f"not told: {tokens.reason}", width=width)
+        return
+    expected = tokens.expected or 1.0
+    smallest, largest = ((weight or 0.0) / expected for weight in (tokens.minimum, tokens.maximum))
+    spread = f"each {ratio(smallest)} to {ratio(largest)} of what is due"
+    yield from labelled("tokens", f"their weights add up to {plain(tokens.sum, 6)} (due 1); {spread}", width=width)
+
+
+def _step(window: WindowRecord, width: int) -> Iterator[Text]:
+    step = window.step
+    yield from labelled(
+        "gradient", f"error {against(step.gradient.error, step.gradient.bound).strip()}, residual "
+        f"{scientific(step.gradient.residual)}, norm {plain(step.gradient_norm.deepspeed, 4)}, clipped to "
+        f"{plain(step.gradient_norm.clipped, 4)}",
+        width=width,
+    )  # fmt: skip
+    if step.update.error is not None:
+        update = (
+            f"error {against(step.update.error, step.update.bound).strip()}, ratio {ratio(step.update.ratio)}, rate "
+        )
+        yield from labelled("update", update + scientific(step.learning_rate), width=width)
+
+
+def _claims(window: WindowRecord, width: int) -> Iterator[Text]:
+    passed = window.claims.which("pass")
+    yield from listed("passed", [", ".join(passed)] if passed else [], width=width)
+    yield from listed("failed", _reasons(window, "fail"), width=width, style=WRONG)
+    yield from listed("not tested", _reasons(window, "untested"), width=width)
+    yield from listed("not applicable", _reasons(window, "not_applicable"), width=width)
+
+
+def _reasons(window: WindowRecord, state: str) -> list[str]:
+    names = window.claims.which(state)  # type: ignore[arg-type]
+    return [f"{name}: {window.reasons[name]}" if name in window.reasons else name for name in names]
+
+
+def _verdict(window: WindowRecord, width: int) -> Iterator[Text]:
+    batch = window.effective_batch
+    split = f"{counted(batch.accumulation_steps, 'micro-batch', 'es')} on {counted(batch.world_size, 'rank')}"
+    if window.verdict == "equivalent":
+        yield from labelled(
+            "verdict", f"RIGHT: {split} gave the update of one batch of {batch.total} rows", width=width, style=RIGHT
+        )
+    elif window.verdict == "not_equivalent":
+        wrong = ", ".join(window.claims.which("fail"))
+        yield from labelled(
+            "verdict",
+            f"WRONG: {split} are not one batch of {batch.total} rows; wrong: {wrong}",
+            width=width,
+            style=WRONG,
+        )
+    else:
+        yield from labelled(
+            "verdict", "NONE: nothing that was looked at is wrong, but not all could be told", width=width
+        )
+    for number, cause in enumerate(window.causes, start=1):
+        yield from _cause(cause, number, len(window.causes), width)
+
+
+def _cause(cause: Cause, number: int, causes: int, width: int) -> Iterator[Text]:
+    label = "cause" if causes == 1 else f"cause {number} of {causes}"
+    named = cause.id if cause.id == UNKNOWN else f"{cause.id} ({cause.confidence})"
+    yield from labelled(label, named, width=width, style=WRONG)
+    yield from labelled("", cause.summary, width=width)
+    yield from labelled("fix", cause.fix, width=width)

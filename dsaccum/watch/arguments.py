@@ -1,0 +1,128 @@
+"""The command line: flags of the watch up to ``--``, then the script with its own.
+
+``deepspeed`` puts ``--local_rank=R`` before everything: it is the script's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.watch.desk import DEFAULT_WINDOW
+
+USAGE = """\
+usage: python -m dsaccum.watch [FLAGS] -- SCRIPT.py ITS ARGUMENTS
+       deepspeed --num_gpus W --module dsaccum.watch [FLAGS] -- SCRIPT.py ITS ARGUMENTS
+       torchrun --nproc-per-node W -m dsaccum.watch [FLAGS] -- SCRIPT.py ITS ARGUMENTS
+       accelerate launch -m dsaccum.watch [FLAGS] -- SCRIPT.py ITS ARGUMENTS
+
+Runs the script as it is, looks at one optimizer step of it, and says whether the
+update was that of one big batch. The script may also be -m PACKAGE.MODULE.
+
+flags:
+  --window K[,K...]    which optimizer steps, from 1; a range is 2-4 (default: 3)
+  --json OUT.json      write the record dsaccum.watch/1 to a new file
+  --fail               exit with 1 where the verdict is bad and the script's own code is 0
+  --stop-after-window  end the script when the last window has been looked at
+  --verbose            tracebacks of the watch's own failures
+  -h, --help           this text
+"""
+
+
+@dataclass(frozen=True)
+class WatchArguments:
+    """What was asked for.
+
+    Attributes:
+        windows: optimizer steps.
+        script: path, or the module's name after ``-m``.
+        is_module: which of the two.
+        words: the script's own arguments.
+        json: where the record goes.
+        fail: a bad verdict is exit code 1.
+        stop_after_window: end the script then.
+        verbose: tracebacks.
+    """
+
+    windows: tuple[int, ...]
+    script: str
+    is_module: bool
+    words: tuple[str, ...]
+    json: Path | None = None
+    fail: bool = False
+    stop_after_window: bool = False
+    verbose: bool = False
+
+
+def parse_arguments(given: Sequence[str]) -> WatchArguments | None:
+    """Read the command line; None where help is asked for.
+
+    Raises:
+        ConfigError: a flag is unknown, a value wrong, or there is no script.
+    """
+    words = list(given)
+    launcher: list[str] = []
+    values: dict[str, str] = {}
+    switches: set[str] = set()
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            break
+        flag, _, value = word.partition("=")
+        if flag in ("--local_rank", "--local-rank"):
+            launcher.append(word if value else f"{flag}={words.pop(0)}" if words else word)
+        elif flag in ("-h", "--help"):
+            return None
+        elif flag in ("--fail", "--stop-after-window", "--verbose") and not value:
+            switches.add(flag)
+        elif flag in ("--window", "--json"):
+            if not value and not words:
+                raise ConfigError("needs a value", key=flag, fix="see python -m dsaccum.watch --help")
+            values[flag] = value or words.pop(0)
+        elif word.startswith("-") and word != "-m":
+            raise ConfigError(
+                "there is no such flag", key=flag, fix="see --help; the script's own flags follow after --"
+            )
+        else:
+            words.insert(0, word)
+            break
+    is_module = bool(words) and words[0] == "-m"
+    words = words[1:] if is_module else words
+    if not words:
+        raise ConfigError(
+            "there is no script", key="SCRIPT.py", fix="python -m dsaccum.watch -- SCRIPT.py ITS ARGUMENTS"
+        )
+    if not is_module and not Path(words[0]).is_file():
+        raise ConfigError("there is no such file", key="SCRIPT.py", value=words[0], fix="check the path")
+    json = Path(values["--json"]) if "--json" in values else None
+    if json is not None and json.exists():
+        raise ConfigError("is there already, and records don't overwrite one another", key="--json", value=str(json))
+    if json is not None and not json.parent.is_dir():
+        raise ConfigError("there is no such directory", key="--json", value=str(json), fix=f"mkdir -p {json.parent}")
+    return WatchArguments(
+        windows=windows_of(values.get("--window", str(DEFAULT_WINDOW))),
+        script=words[0],
+        is_module=is_module,
+        words=(*launcher, *words[1:]),
+        json=json,
+        fail="--fail" in switches,
+        stop_after_window="--stop-after-window" in switches,
+        verbose="--verbose" in switches,
+    )
+
+
+def windows_of(text: str) -> tuple[int, ...]:
+    """``3``; ``2,5``; ``2-4``.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()) or int(first) < 1:
+            raise ConfigError("is no optimizer step from 1", key="--window", value=text, fix="--window 3, 2,5 or 2-4")
+        found |= set(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))

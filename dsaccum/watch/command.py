@@ -1,0 +1,59 @@
+"""The command: the watch around a script, and how the process ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.watch.arguments import USAGE, WatchArguments, parse_arguments
+from dsaccum.watch.script import run_module, run_script
+
+
+def main() -> int:
+    """Run the script under watch; returns its exit code, or ours where ``--fail`` asks for it."""
+    first = int(os.environ.get("RANK", 0)) == 0
+    try:
+        arguments = parse_arguments(sys.argv[1:])
+    except ConfigError as error:
+        if first:
+            sys.stderr.write(f"error: {error}\n")
+        return 2
+    if arguments is None:
+        if first:
+            sys.stdout.write(USAGE)
+        return 0
+    return _watched(arguments, tuple(sys.argv))
+
+
+def _watched(arguments: WatchArguments, command: tuple[str, ...]) -> int:
+    from dsaccum.watch.session import Session
+
+    session = Session(
+        arguments.windows,
+        json=arguments.json,
+        stop_after=arguments.stop_after_window,
+        verbose=arguments.verbose,
+        command=("python", "-m", "dsaccum.watch", *command[1:]),
+    )
+    try:
+        code = _exit_code(arguments)
+    finally:
+        session.end()
+    if code == 0 and arguments.fail and session.verdict == "not_equivalent":
+        return 1
+    return code
+
+
+def _exit_code(arguments: WatchArguments) -> int:
+    try:
+        if arguments.is_module:
+            run_module(arguments.script, arguments.words)
+        else:
+            run_script(arguments.script, arguments.words)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return int(end.code or 0)
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    return 0

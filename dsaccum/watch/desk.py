@@ -1,0 +1,81 @@
+"""What all watched subjects share: which windows to look at, where findings go, what happens when watching fails."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+
+from dsaccum.watch.window import WatchedWindow
+
+DEFAULT_WINDOW = 3
+"""In the first the rate may be 0, ZeRO 3 still traces, and a bare optimizer's model is found; the second says how many
+micro-batches a window has."""
+
+
+class StopAfterWindow(SystemExit):
+    """Ends the script where ``--stop-after-window`` asked for it; as exit code 0."""
+
+
+@dataclass
+class Desk:
+    """Where a subject asks what to do and hands in what it found.
+
+    Attributes:
+        windows: optimizer steps to look at, from 1, in order.
+        found: gets each window, on the rank that judges.
+        stop_after: end the script after the last of them.
+        verbose: tracebacks of our own failures.
+        said: messages so far.
+    """
+
+    windows: tuple[int, ...]
+    found: Callable[[WatchedWindow], None]
+    stop_after: bool = False
+    verbose: bool = False
+    said: list[str] = field(default_factory=list)
+    subjects: int = 0
+    finished: int = 0
+
+    def say(self, text: str) -> None:
+        """One line on stderr; a message is said once."""
+        if text in self.said:
+            return
+        self.said.append(text)
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"dsaccum.watch: {text}\n")
+            sys.stderr.flush()
+
+    def give_up(self, what: str, error: BaseException) -> None:
+        """Watching failed; the script goes on."""
+        self.say(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}; the script goes on unwatched")
+        if self.verbose:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(traceback.format_exc())
+
+    def number(self) -> int:
+        """Of a new subject, from 1."""
+        self.subjects += 1
+        return self.subjects
+
+
+def framework() -> str:
+    """Who drives the run, told from who is calling."""
+    frame: FrameType | None = sys._getframe()
+    found = ""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        root = name.partition(".")[0]
+        if root == "trl":
+            return "TRL"
+        if name.startswith("transformers.trainer"):
+            found = "Trainer"
+        elif root in ("lightning", "pytorch_lightning") and found != "Trainer":
+            found = "Lightning"
+        elif root == "accelerate" and not found:
+            found = "Accelerate"
+        frame = frame.f_back
+    return found

@@ -1,0 +1,327 @@
+"""Claims about a watched window, and the causes of those that fail.
+
+What was seen happening (where the optimizer stepped, what was clipped when, what ranks were fed, where tokens stand)
+names a cause before patterns of weights do; those are read as ``verify`` reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
+from dsaccum.verification.comparison.gradient_check import GradientCheck
+from dsaccum.verification.comparison.truth import WindowTruth
+from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
+from dsaccum.verification.diagnosis.gradient import gradient_causes
+from dsaccum.verification.diagnosis.named import Named
+from dsaccum.verification.records.record import Cause
+from dsaccum.verification.records.watch import WatchClaims
+from dsaccum.watch.fixes import fix_for
+from dsaccum.watch.judge import Judged
+
+State = tuple[str, str | None]
+
+
+class Finding:
+    """The claims about one window, why they are as they are, and the causes."""
+
+    def __init__(self, judged: Judged) -> None:
+        looks = {
+            "weighting": _weighting,
+            "gradient": _gradient,
+            "boundary": _boundary,
+            "clipping": _clipping,
+            "update": _update,
+            "samples": _samples,
+            "replicas": _replicas,
+        }
+        states = {name: look(judged) for name, look in looks.items()}
+        self.claims = WatchClaims(**{name: cast(Any, state) for name, (state, _) in states.items()})
+        self.reasons = {name: reason for name, (_, reason) in states.items() if reason}
+        failed = {name: self.reasons.get(name, "") for name in self.claims.which("fail")}
+        self.causes = _causes(judged, failed)
+
+
+def _weighting(judged: Judged) -> State:
+    if judged.tokens is None or judged.weighting is None:
+        return "untested", judged.unreadable
+    tokens = judged.tokens
+    if tokens.misaligned:
+        return "fail", f"{tokens.misaligned} targets are not the inputs' next tokens"
+    if tokens.on_padding[0]:
+        count, share = tokens.on_padding
+        return "fail", f"{count} positions of padding weigh {share:.3g} of the whole"
+    if tokens.unweighted or tokens.uncalled:
+        return (
+            "fail",
+            f"{tokens.unweighted} targets have no weight, {tokens.uncalled} positions without a label have one",
+        )
+    if tokens.uneven:
+        k, r = tokens.uneven[0]
+        return "untested", (
+            f"tokens of one micro-batch weigh differently (micro-step {k}, rank {r}): the loss itself weights them"
+        )
+    for rank, check in enumerate(judged.weighting):
+        if check.max_error is not None and not check.weights_right:
+            total = f"the window's tokens weigh {tokens.total:.4g} in all, where 1 is due"
+            even = abs(tokens.total - 1) <= check.tolerance
+            spread = f"a token weighs {tokens.smallest:.3g} to {tokens.largest:.3g}, where {tokens.expected:.3g} is due"
+            return "fail", f"rank {rank}: " + (spread if even else total)
+        if check.max_error is None:
+            return "untested", check.recovered.reason
+    return "pass", None
+
+
+def _gradient(judged: Judged) -> State:
+    for rank, check in enumerate(judged.way):
+        if check.passed and check.max_error is not None:
+            continue
+        if check.max_error is not None and not check.weights_right:
+            return (
+                "fail",
+                f"rank {rank}: a micro-batch's weight is off by {check.max_error:.2g} of what arrived at its loss",
+            )
+        worst = check.worst
+        if check.off and worst is not None:
+            return "fail", f"rank {rank}: {worst.name} is off by {worst.error:.2g}, bound {worst.bound:.2g}"
+        return "untested", check.recovered.reason
+    return "pass", None
+
+
+def _boundary(judged: Judged) -> State:
+    facts, window = judged.facts, judged.window
+    first = window.ranks[0]
+    if first.past_engine:
+        return "fail", f"the optimizer was stepped past the engine, first after micro-step {first.past_engine[0]}"
+    if facts.accumulation_steps is None:
+        return "not_applicable", "nobody says how many micro-batches make a window"
+    if window.micro_steps != facts.accumulation_steps:
+        calls = f", {first.step_calls} calls of engine.step" if first.step_calls is not None else ""
+        return (
+            "fail",
+            f"{window.micro_steps} micro-steps led to this update, the config says {facts.accumulation_steps}{calls}",
+        )
+    return "pass", None
+
+
+def _clipping(judged: Judged) -> State:
+    inside = _clips_inside(judged)
+    if inside:
+        return "fail", f"clipped after micro-step {inside[0].after} of {judged.window.micro_steps}, too"
+    if judged.saw is None:
+        return "untested", "the optimizer leaves no trace of the gradient that it got"
+    if judged.saw.passed:
+        return "pass", None
+    return "fail", f"the optimizer got {judged.saw.ratio or 0:.4g} times what is due"
+
+
+def _update(judged: Judged) -> State:
+    if judged.update is None:
+        return "untested", judged.update_reason
+    if judged.update.passed:
+        return "pass", None
+    worst = judged.update.worst
+    assert worst is not None
+    return (
+        "fail",
+        f"{worst.name} changed by another amount than is due, off by {worst.error:.2g}, bound {worst.bound:.2g}",
+    )
+
+
+def _samples(judged: Judged) -> State:
+    shared = _sharing(judged)
+    if shared:
+        return "fail", f"rank {shared[1]} was fed the same as rank {shared[0]}"
+    twice = _twice(judged)
+    if twice:
+        return "fail", f"micro-steps {twice[0]} and {twice[1]} were fed the same"
+    return "pass", None
+
+
+def _replicas(judged: Judged) -> State:
+    sums = [rank.checksums for rank in judged.window.ranks]
+    if len(sums) < 2:
+        return "not_applicable", "there is one rank"
+    differing = [name for name in sums[0] if len({each.get(name) for each in sums}) > 1]
+    if differing:
+        return "fail", f"{len(differing)} parameters differ between ranks after the step: {differing[0]}"
+    return ("pass", None) if sums[0] else ("not_applicable", "no rank has whole parameters")
+
+
+def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
+    if not failed:
+        return []
+    found = _seen(judged)
+    open_claims = set(failed)
+    if found:
+        open_claims -= _EXPLAINED
+    if any(named.candidates[0] == "clipped-every-micro-step" for named in found):
+        open_claims.discard("clipping")
+    for look in (_one_step_windows, _short_windows, _by_weights):
+        if open_claims & {"weighting", "gradient"}:
+            named = look(judged, failed)
+            if named:
+                found += named
+                open_claims -= _EXPLAINED
+    if "replicas" in open_claims:
+        found.append(Named(("ranks-drift-apart",), {}, failed["replicas"]))
+        open_claims.discard("replicas")
+    if "clipping" in open_claims:
+        found.append(Named(("clipping-mismatch",), {}, failed["clipping"]))
+        open_claims -= {"clipping", "update"}
+    if open_claims:
+        found.append(Named((UNKNOWN,), {"failed": {claim: failed[claim] for claim in sorted(open_claims)}}))
+    return [_cause(judged, each, identifier) for each in found for identifier in each.candidates]
+
+
+_EXPLAINED = {"weighting", "gradient", "boundary", "samples", "replicas", "update"}
+
+
+def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
+    advice = ADVICE[identifier]
+    facts = judged.facts
+    fix = fix_for(identifier, facts.framework, facts.kind, advice.fix)
+    if identifier == UNKNOWN:
+        fix = "look at the weights above: they say which micro-batches count for what"
+    return Cause(
+        id=identifier,
+        confidence="certain" if len(named.candidates) == 1 and identifier != UNKNOWN else "ambiguous",
+        summary=advice.summary + (f" ({named.detail})" if named.detail else ""),
+        evidence=named.evidence,
+        fix=fix,
+    )
+
+
+def _seen(judged: Judged) -> list[Named]:
+    """What needs no pattern."""
+    facts, window = judged.facts, judged.window
+    found = []
+    if window.ranks[0].past_engine:
+        found.append(Named(("step-inside-window",), {"after_micro_steps": window.ranks[0].past_engine}))
+    elif facts.accumulation_steps is not None and window.micro_steps != facts.accumulation_steps:
+        shown: dict[str, Any] = {
+            "micro_steps": window.micro_steps,
+            "configured": facts.accumulation_steps,
+            "engine_step_calls": window.ranks[0].step_calls,
+        }
+        detail = f"{window.micro_steps} backward passes for one update, {facts.accumulation_steps} in the config"
+        identifier = "boundary-shifted" if window.micro_steps > facts.accumulation_steps else "step-inside-window"
+        found.append(Named((identifier,), shown, detail))
+    if shared := _sharing(judged):
+        found.append(Named(("ranks-share-data",), {"ranks": list(shared)}, f"ranks {shared[0]} and {shared[1]}"))
+    elif twice := _twice(judged):
+        found.append(
+            Named(("samples-misplaced",), {"micro_steps": list(twice)}, f"micro-steps {twice[0]} and {twice[1]}")
+        )
+    tokens = judged.tokens
+    if tokens is not None and tokens.misaligned:
+        found.append(Named(("fields-misaligned",), {"tokens": tokens.misaligned}))
+    elif tokens is not None and tokens.on_padding[0]:
+        count, share = tokens.on_padding
+        found.append(Named(("padding-counted",), {"tokens": count, "share": share}, f"{share:.0%} of the whole weight"))
+    if inside := _clips_inside(judged):
+        shown = {"after_micro_steps": [clip.after for clip in inside], "limit": inside[0].limit}
+        found.append(Named(("clipped-every-micro-step",), shown))
+    return found
+
+
+def _one_step_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
+    """One micro-batch in the window, and it weighs 1 / k: divided by a number of micro-batches that never come."""
+    if judged.window.micro_steps != 1 or judged.weighting is None or judged.tokens is None:
+        return []
+    if judged.facts.accumulation_steps not in (None, 1) or not judged.tokens.total:
+        return []
+    k = round(1 / judged.tokens.total)
+    tolerance = judged.weighting[0].tolerance
+    if k >= 2 and abs(judged.tokens.total * k - 1) <= 2 * tolerance:
+        detail = f"every update is of one micro-batch, whose loss is divided by {k}"
+        return [Named(("step-inside-window",), {"divided_by": k}, detail)]
+    return []
+
+
+def _short_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
+    """Fewer micro-steps than a window before, and divided by that window's."""
+    before, held = max(judged.facts.earlier_windows, default=0), judged.window.micro_steps
+    if held >= before or judged.weighting is None or judged.tokens is None:
+        return []
+    if abs(judged.tokens.total * before / held - 1) <= 2 * judged.weighting[0].tolerance:
+        detail = f"{held} micro-batches, each divided by {before}"
+        return [Named(("short-window-full-divisor",), {"held": held, "divided_by": before}, detail)]
+    return []
+
+
+def _by_weights(judged: Judged, failed: dict[str, str]) -> list[Named]:
+    """As ``verify`` does it, from the weights that targets are due; else from what arrived."""
+    if "weighting" in failed and judged.weighting is not None and judged.weighting_truth is not None:
+        return gradient_causes(_evidence(judged, judged.weighting, judged.weighting_truth))
+    if "gradient" in failed:
+        return gradient_causes(_evidence(judged, judged.way, judged.way_truth))
+    return []
+
+
+def _evidence(judged: Judged, checks: list[GradientCheck], truth: WindowTruth) -> CaseEvidence:
+    step = StepEvidence(
+        step=judged.facts.window,
+        choice=cast(Any, None),
+        truth=truth,
+        counts=judged.counts,
+        boundaries=[judged.window.micro_steps],
+        applied=True,
+        gradients=list(checks),
+        vectors=judged.vectors,
+        saw=None,
+        update=None,
+        update_number=judged.facts.window,
+        settings=None,
+        rates=set(),
+        optimizer_step=judged.window.ranks[0].step,
+        loss=None,
+        loss_bound=0.0,
+        sample_faults=[],
+        not_finite=[],
+        replicas_differing=[],
+        frozen_changed=[],
+        changed_before=[],
+    )
+    return CaseEvidence(
+        case=judged.case,
+        steps=[step],
+        start_differing=[],
+        additivity=(0.0, ""),
+        optimizer=cast(Any, None),
+        schedule=cast(Any, None),
+        mixed_truth=False,
+        replicas_compared=0,
+        draws=0.0,
+    )
+
+
+def _clips_inside(judged: Judged) -> list[Any]:
+    """Calls before the window's last micro-step that changed something."""
+    return [
+        clip
+        for rank in judged.window.ranks
+        for clip in rank.clips
+        if 0 < clip.after < judged.window.micro_steps and clip.acted
+    ]
+
+
+def _sharing(judged: Judged) -> tuple[int, int] | None:
+    """Two ranks that were fed the same at every micro-step."""
+    ranks = judged.window.ranks
+    for other in range(1, len(ranks)):
+        for one in range(other):
+            if ranks[one].inputs and ranks[one].inputs[0] and ranks[one].inputs == ranks[other].inputs:
+                return one, other
+    return None
+
+
+def _twice(judged: Judged) -> tuple[int, int] | None:
+    """Two micro-steps of one rank that were fed the same."""
+    for rank in judged.window.ranks:
+        first: dict[Any, int] = {}
+        for k, given in enumerate(rank.inputs, start=1):
+            if given and given in first:
+                return first[given], k
+            first[given] = k
+    return None

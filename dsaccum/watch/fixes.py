@@ -1,0 +1,57 @@
+"""The smallest fix in terms of what drives the run, where that is another than the general one."""
+
+from __future__ import annotations
+
+_MASK_PADDING = "set the labels of padding to -100: labels[attention_mask == 0] = -100"
+_DEEPSPEED_DIVIDES_TWICE = (
+    "DeepSpeed 0.18.3 to 0.19.5 do so where the model returns loss and logits; use 0.18.2, or 0.19.6"
+)
+_SUM_OF_TOKENS = (
+    "sum the token losses (reduction='sum') and divide by the target tokens of the whole window on all ranks"
+)
+
+_TRAINER = {
+    "targets-counted-before-shift": "transformers' Trainer counts labels != -100 before the causal shift for models "
+    "such as GPT-2; labels[:, 0] = -100 in the collator changes no loss and makes both counts equal; or give Trainer "
+    "a compute_loss_func that counts labels[:, 1:]",
+    "loss-scaled-twice": "two of Trainer, Accelerate and DeepSpeed divide by the accumulation steps. If no code of "
+    f"yours does: {_DEEPSPEED_DIVIDES_TWICE}",
+    "padding-counted": f"{_MASK_PADDING}, in the collator; DataCollatorForLanguageModeling does so for the pad token",
+}
+_ACCELERATE = {
+    "loss-scaled-twice": "accelerator.backward divides already: take loss / N out of the script. If nothing there "
+    f"divides: {_DEEPSPEED_DIVIDES_TWICE}",
+    "mean-of-means": f"{_SUM_OF_TOKENS} (accelerator.gather); multiply by the accumulation steps and the number of "
+    "processes, which are divided by later",
+    "padding-counted": _MASK_PADDING,
+}
+_DEEPSPEED = {"padding-counted": _MASK_PADDING}
+_BARE = {
+    "loss-scaled-twice": "divide the loss by N once: take one loss / N out of the loop",
+    "loss-not-scaled": "divide the loss by the number of micro-batches: (loss / N).backward()",
+    "only-last-micro-batch": "delete zero_grad() from the micro-step: clear gradients once, after optimizer.step()",
+    "step-inside-window": "call optimizer.step() once for N micro-batches, not after each",
+    "mean-of-means": f"{_SUM_OF_TOKENS}; under DDP multiply by the number of ranks, since it averages",
+    "clipped-every-micro-step": "clip once, between the window's last backward and optimizer.step()",
+    "ranks-not-reduced": "leave no_sync() before the window's last forward and backward, which reduces",
+    "ranks-share-data": "give each rank its own part: DistributedSampler(dataset), and sampler.set_epoch(epoch)",
+    "short-window-full-divisor": "divide by the micro-batches (better: target tokens) that the short window really "
+    "holds, or drop it",
+    "padding-counted": _MASK_PADDING,
+}
+_FIXES = {
+    "Trainer": _TRAINER,
+    "TRL": _TRAINER,
+    "Accelerate": _ACCELERATE,
+    "DeepSpeed": _DEEPSPEED,
+    "DDP": _BARE,
+    "bare": _BARE,
+}
+
+
+def fix_for(identifier: str, framework: str, kind: str, general: str) -> str:
+    """By who drives the run, else by its kind, else the general one."""
+    for who in (framework, kind.partition(",")[0]):
+        if identifier in _FIXES.get(who, {}):
+            return _FIXES[who][identifier]
+    return general

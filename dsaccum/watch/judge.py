@@ -1,0 +1,420 @@
+"""A watched window against what it had to be: which token weighed how much, and what became of it on the way.
+
+With s_t what arrives at token t's logits in micro-batch i, a_i = sum_t s_t, g_i the gradient recomputed from what
+arrived, and G what the optimizer was about to get:
+
+    recovered   G = sum_i u_i (g_i / a_i):    u_i is the weight of micro-batch i's own mean gradient
+    due         u_i = n_i / n, its targets over those of the window on all ranks
+    two factors u_i = a_i v_i:  a_i is what script and engine made of the loss, v_i what accumulation and reduction did;
+                1 / W is due to v_i
+    tokens      w_t = v_i s_t,  1 / n is due
+
+Where no tokens can be read, only v_i is judged. Bounds are those of ``verify``; the loss's own scale is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from dsaccum.reference_optimizers import NotRebuilt, Optimizer, StepSettings, rebuild_optimizer
+from dsaccum.verification.comparison.evidence import Counts
+from dsaccum.verification.comparison.gradient_check import GradientCheck, check_gradient
+from dsaccum.verification.comparison.rounding import Rounding, accumulated, rounding_noise
+from dsaccum.verification.comparison.sketch import GradientSketch
+from dsaccum.verification.comparison.truth import DTYPES, WindowTruth
+from dsaccum.verification.comparison.update_check import (
+    Hypothesis,
+    SawCheck,
+    UpdateCheck,
+    check_optimizer_saw,
+    check_update,
+    due_coefficient,
+)
+from dsaccum.verification.subject.capture import OptimizerStep
+from dsaccum.watch.tokens import TokenReading
+from dsaccum.watch.window import RunFacts, Vectors, WatchedWindow
+
+Matrix = list[list[float]]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    accumulation_steps: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the checks of ``verify`` ask of a case."""
+
+    precision: str
+    accumulation_dtype: str
+    communication_dtype: str
+    batch: _Batch
+    gradient_clipping: float
+    loop: str = "dsaccum"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """All target tokens of a window.
+
+    Attributes:
+        due: how many there are.
+        total: sum of their weights at the optimizer, padding included.
+        smallest: weight of one.
+        largest: likewise.
+        on_padding: how many that predict padding have a weight, and their share of the sum.
+        uneven: micro-batches whose own tokens weigh differently, as (micro-step, rank).
+        unweighted: that are due and have no weight.
+        uncalled: that have one and are not due.
+        misaligned: whose target is not the next token.
+        remainder: the largest part of a token's gradient that is no cross entropy.
+        tolerance: for a token's weight, relative.
+        kind: of loss.
+        histogram: (upper edge, how many) of the weights, over what is due.
+    """
+
+    due: int
+    total: float
+    smallest: float
+    largest: float
+    on_padding: tuple[int, float]
+    uneven: list[tuple[int, int]]
+    unweighted: int
+    uncalled: int
+    misaligned: int
+    remainder: float
+    tolerance: float
+    kind: str
+    histogram: list[tuple[float | None, int]] = field(default_factory=list)
+
+    @property
+    def expected(self) -> float:
+        """Of each."""
+        return 1 / self.due if self.due else 0.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One window, compared.
+
+    Attributes:
+        window: what was seen.
+        counts: of tokens (or rows, where there are none), [N][W].
+        arriving: a_i, [N][W].
+        engine: the engine's part of it, [N][W].
+        passing: v_i by rank that got it, [W][N][W]; None where it can't be told.
+        way: from the micro-batches' losses to the optimizer, by rank: are all v_i 1 / W?
+        weighting: with the weights that targets are due, by rank; None where no tokens could be read.
+        truths: of both, by the same names.
+        tokens: None likewise; then ``unreadable`` says why.
+        saw: what reached the optimizer.
+        update: what it made of it.
+        update_reason: why that is not told.
+        vectors: each rank's gradient.
+    """
+
+    window: WatchedWindow
+    counts: Counts
+    arriving: Matrix
+    engine: Matrix
+    passing: list[list[list[float | None]]]
+    way: list[GradientCheck]
+    weighting: list[GradientCheck] | None
+    way_truth: WindowTruth
+    weighting_truth: WindowTruth | None
+    tokens: Tokens | None
+    unreadable: str | None
+    saw: SawCheck | None
+    update: UpdateCheck | None
+    update_reason: str | None
+    case: Any
+    vectors: list[Vectors] = field(default_factory=list)
+
+    @property
+    def facts(self) -> RunFacts:
+        """Of the run."""
+        return self.window.facts
+
+
+def judge(window: WatchedWindow) -> Judged:
+    """Compare.
+
+    Raises:
+        ValueError: the ranks made different numbers of micro-steps, or none.
+    """
+    ranks, steps, world = window.ranks, window.micro_steps, len(window.ranks)
+    if any(len(rank.columns) != steps for rank in ranks):
+        made = ", ".join(str(len(rank.columns)) for rank in ranks)
+        raise ValueError(f"the ranks made different numbers of micro-steps: {made}")
+    if not steps:
+        raise ValueError("no gradient arrived at any output of the module that was watched")
+    facts = window.facts
+    limits = [clip.limit for rank in ranks for clip in rank.clips]
+    case = _Case(
+        facts.precision,
+        facts.accumulation_dtype,
+        facts.communication_dtype,
+        _Batch(steps, world),
+        facts.clipping or max(limits, default=0.0),
+    )
+    readings = [[ranks[r].tokens[k] for r in range(world)] for k in range(steps)]
+    unreadable = _unreadable(readings)
+    counts = _counts(readings, ranks, steps) if unreadable is None else _rows(ranks, steps)
+    arriving = [[_arriving(readings[k][r], ranks[r].seeds[k]) for r in range(world)] for k in range(steps)]
+    scale = [[a if a > 0 else 1.0 for a in row] for row in arriving]
+    columns = [_divided(ranks[r].columns[k], scale[k][r]) for k in range(steps) for r in range(world)]
+    exact = [_divided(ranks[r].truths[k], scale[k][r]) for k in range(steps) for r in range(world)]
+    shapes = {name: tensor.shape for name, tensor in ranks[0].gradient.items()}
+    sketch = GradientSketch(shapes, whole_limit=sum(shape.numel() for shape in shapes.values()))
+
+    def checks(due: Matrix) -> tuple[WindowTruth, list[GradientCheck]]:
+        truth = _truth(case, columns, exact, due, counts.targets)
+        return truth, [check_gradient(cast(Any, case), truth, sketch, rank.gradient) for rank in ranks]
+
+    way_truth, way = checks([[a / world for a in row] for row in scale])
+    weighting_truth, weighting = None, None
+    tokens = None
+    passing = [_passing(check, scale, world) for check in way]
+    if unreadable is None:
+        total = max(sum(map(sum, counts.targets)), 1)
+        weighting_truth, weighting = checks([[n / total for n in row] for row in counts.targets])
+        tokens = _tokens(cast(list[list[TokenReading]], readings), passing[0], world)
+    saw, update, reason = _optimizer(ranks[0].step, facts)
+    return Judged(
+        window=window,
+        counts=counts,
+        arriving=arriving,
+        engine=[[_at(ranks[r].engine, k) for r in range(world)] for k in range(steps)],
+        passing=passing,
+        way=way,
+        weighting=weighting,
+        way_truth=way_truth,
+        weighting_truth=weighting_truth,
+        tokens=tokens,
+        unreadable=unreadable,
+        saw=saw,
+        update=update,
+        update_reason=reason,
+        case=case,
+        vectors=[rank.gradient for rank in ranks],
+    )
+
+
+def _unreadable(readings: list[list[TokenReading | None]]) -> str | None:
+    flat = [each for row in readings for each in row]
+    if any(each is None for each in flat):
+        return "the module gives no logits that a gradient reaches"
+    return next((each.reason for each in flat if each is not None and each.reason), None)
+
+
+def _counts(readings: list[list[TokenReading | None]], ranks: list[Any], steps: int) -> Counts:
+    def of(field_of: Any) -> list[list[int]]:
+        return [[field_of(each) for each in row] for row in readings]
+
+    return Counts(
+        targets=of(lambda each: each.due),
+        labels=of(lambda each: each.before_shift),
+        positions=of(lambda each: each.positions),
+        samples=of(lambda each: each.rows),
+        rows=of(lambda each: each.all_rows),
+    )
+
+
+def _rows(ranks: list[Any], steps: int) -> Counts:
+    rows = [[max(rank.rows[k], 1) for rank in ranks] for k in range(steps)]
+    return Counts(targets=rows, labels=rows, positions=rows, samples=rows, rows=rows)
+
+
+def _arriving(reading: TokenReading | None, seed: float | None) -> float:
+    if reading is not None and reading.reason is None:
+        return reading.sum
+    return abs(seed) if seed else 1.0
+
+
+def _divided(vectors: Vectors, scale: float) -> Vectors:
+    return {name: tensor.double() / scale for name, tensor in vectors.items()}
+
+
+def _truth(
+    case: _Case, columns: list[Vectors], exact: list[Vectors], due: Matrix, targets: list[list[int]]
+) -> WindowTruth:
+    flat = [weight for row in due for weight in row]
+    world = case.batch.world_size
+    forward = DTYPES[case.precision.removeprefix("autocast ")]
+    own = torch.float32 if "autocast" in case.precision else forward
+    formats = Rounding(own, DTYPES[case.accumulation_dtype], DTYPES[case.communication_dtype])
+    gradient = _sum(exact, flat)
+    yardstick = accumulated(columns, flat, world, DTYPES[case.accumulation_dtype])
+    yardstick = {name: tensor.to(formats.communicated).double() for name, tensor in yardstick.items()}
+    sizes = {
+        name: sum(w * float(column[name].norm()) for w, column in zip(flat, columns, strict=True)) for name in gradient
+    }
+    return WindowTruth(
+        targets=targets,
+        due=due,
+        loss=0.0,
+        big_batch_loss=0.0,
+        gradient=gradient,
+        columns=columns,
+        yardsticks=(yardstick,),
+        rounding=rounding_noise(columns, flat, world, formats),
+        sizes=sizes,
+        noise=0.0,
+    )
+
+
+def _sum(columns: list[Vectors], weights: list[float]) -> dict[str, Tensor]:
+    return {
+        name: sum((w * column[name] for w, column in zip(weights, columns, strict=True)), torch.zeros(()).double())
+        for name in columns[0]
+    }
+
+
+def _passing(check: GradientCheck, scale: Matrix, world: int) -> list[list[float | None]]:
+    """v_i = u_i / a_i."""
+    weights = check.recovered.weights
+    return [
+        [None if (u := weights[k * world + r]) is None else u / scale[k][r] for r in range(world)]
+        for k in range(len(scale))
+    ]
+
+
+def _tokens(readings: list[list[TokenReading]], passing: list[list[float | None]], world: int) -> Tokens:
+    """w_t = v_i s_t; where v_i can't be told, 1 / W."""
+    weights: list[float] = []
+    padding, padding_share, total = 0, 0.0, 0.0
+    uneven = []
+    flat = [each for row in readings for each in row]
+    tolerance = max(each.tolerance for each in flat)
+    for k, row in enumerate(readings):
+        for r, reading in enumerate(row):
+            v = passing[k][r]
+            v = 1 / world if v is None else v
+            weights += [v * s for s in reading.weights]
+            total += v * reading.sum
+            padding += len(reading.padding)
+            padding_share += v * sum(reading.padding)
+            own = [*reading.weights, *reading.padding]
+            # Of each gradient two roundings: by the loss, and by a division on its way.
+            if own and max(own) - min(own) > 2 * 2 * tolerance * max(map(abs, own)):
+                uneven.append((k + 1, r))
+    due = sum(each.due for each in flat)
+    return Tokens(
+        histogram=_histogram([w * due for w in weights]),
+        due=due,
+        total=total,
+        smallest=min(weights, default=0.0),
+        largest=max(weights, default=0.0),
+        on_padding=(padding, padding_share / total if total else 0.0),
+        uneven=uneven,
+        unweighted=sum(each.unweighted for each in flat),
+        uncalled=sum(each.uncalled for each in flat),
+        misaligned=sum(each.misaligned for each in flat),
+        remainder=max(each.remainder for each in flat),
+        tolerance=tolerance,
+        kind=flat[0].kind,
+    )
+
+
+def _histogram(ratios: list[float], bins: int = 20) -> list[tuple[float | None, int]]:
+    """Upper edge of each bin, and how many are in it."""
+    if not ratios:
+        return []
+    counts, edges = torch.histogram(torch.tensor(ratios, dtype=torch.float64), bins)
+    return [(float(edge), int(count)) for edge, count in zip(edges[1:], counts, strict=True)]
+
+
+def _at(values: list[float], k: int) -> float:
+    return values[k] if k < len(values) else 1.0
+
+
+def _optimizer(step: OptimizerStep | None, facts: RunFacts) -> tuple[SawCheck | None, UpdateCheck | None, str | None]:
+    """What reached the optimizer, and what it did: group by group, since groups differ in their decay."""
+    if step is None or not step.applied or step.before is None or step.after is None:
+        return None, None, "the step was not applied"
+    saw = check_optimizer_saw(step, facts.clipping)
+    coefficient = saw.coefficient if saw is not None else due_coefficient(step, facts.clipping)
+    if saw is not None and not saw.passed and saw.ratio is not None:
+        coefficient *= saw.ratio
+    tensors, product, square = [], 0.0, 0.0
+    for names, rule in _groups(step, facts):
+        if isinstance(rule, NotRebuilt):
+            return saw, None, rule.reason
+        part = _restricted(step, names)
+        settings = StepSettings(rule.learning_rate, rule.betas)
+        absent = frozenset(names) - {name for name, g in step.gradients.items() if g is not None}
+        found = check_update(part, rule, Hypothesis(settings, facts.updates_before, coefficient, absent))
+        tensors += found.tensors
+        if found.ratio is not None:
+            product, square = product + found.ratio, square + 1
+    moved = any(each.ratio is not None for each in tensors)
+    if not moved:
+        return saw, None, "no parameter was due to move: the learning rate is 0"
+    return saw, UpdateCheck(tensors, product / square if square else None, moved), None
+
+
+def _groups(step: OptimizerStep, facts: RunFacts) -> list[tuple[list[str], Optimizer | NotRebuilt]]:
+    assert step.before is not None
+    grouped: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
+    for name in step.before.masters:
+        options = step.before.options.get(name, {})
+        key = repr(sorted((k, repr(v)) for k, v in options.items() if k not in ("params", "step")))
+        grouped.setdefault(key, ([], options))[0].append(name)
+    kind = step.before.options and _kind(step)
+    return [(names, _rule(str(kind), options)) for names, options in grouped.values()]
+
+
+_KEPT = {
+    "Adam": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "bias_correction", "decoupled_weight_decay"),
+    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+    "Adagrad": ("lr", "lr_decay", "weight_decay", "eps", "maximize"),
+}
+
+
+def _kind(step: OptimizerStep) -> str:
+    """By the states that it keeps: ``OptimizerStep`` has no optimizer, only what it left."""
+    assert step.after is not None
+    keys = {key for state in step.after.states.values() for key in state}
+    if "exp_avg_sq" in keys:
+        return "Adam"
+    if "sum" in keys:
+        return "Adagrad"
+    return "SGD" if keys <= {"momentum_buffer"} else "unknown"
+
+
+def _rule(kind: str, options: Mapping[str, Any]) -> Optimizer | NotRebuilt:
+    if kind not in _KEPT:
+        return NotRebuilt("the optimizer's rule is not known here")
+    given = {key: options[key] for key in _KEPT[kind] if options.get(key) is not None}
+    if any(isinstance(value, Tensor) for value in given.values()):
+        given = {key: float(v) if isinstance(v, Tensor) else v for key, v in given.items()}
+    if kind == "Adam":
+        given["adam_w_mode"] = bool(given.pop("decoupled_weight_decay", options.get("adam_w_mode", True)))
+    if kind == "SGD" and "momentum" not in options:
+        return NotRebuilt("the optimizer's rule is not known here")
+    return rebuild_optimizer({"type": kind, "params": given})
+
+
+def _restricted(step: OptimizerStep, names: list[str]) -> OptimizerStep:
+    """The same step, of some parameters."""
+
+    def part(snapshot: Any) -> Any:
+        return replace(
+            snapshot,
+            masters={name: snapshot.masters[name] for name in names},
+            states={name: snapshot.states.get(name, {}) for name in names},
+        )
+
+    return replace(
+        step,
+        before=part(step.before),
+        after=part(step.after),
+        gradients={name: step.gradients.get(name) for name in names},
+    )

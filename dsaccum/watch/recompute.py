@@ -1,0 +1,175 @@
+"""Each micro-batch's own gradient, computed again after the window on a copy, from the gradient that arrived.
+
+What is recomputed is only the way from the module's outputs to its parameters: whatever the script did to its loss is
+in the gradients that were recorded at the outputs. Once in the run's own precision, where the same operations round in
+the same way, so that rounding cancels when weights are recovered; once in float64, which says how much of it there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dsaccum.watch.module_copy import Skeleton, set_buffers, set_modes
+from dsaccum.watch.outputs import converted, leaves
+from dsaccum.watch.recording import Forward, RandomState
+from dsaccum.watch.tokens import TokenReading, read_tokens
+
+Sketch = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+class NotRepeatable(Exception):
+    """A forward can't be computed again; the message says why."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A rank's window, computed again.
+
+    Attributes:
+        columns: each micro-step's gradient in the run's own precision, sketched.
+        truths: the same in float64.
+        tokens: what its logits' gradients say; None where there are no logits.
+        truth: what the second computation ran in.
+    """
+
+    columns: list[dict[str, Tensor]]
+    truths: list[dict[str, Tensor]]
+    tokens: list[TokenReading | None]
+    truth: str
+
+
+def recompute(
+    skeleton: Skeleton,
+    live: nn.Module,
+    values: Mapping[str, Tensor],
+    trained: Sequence[str],
+    micro_steps: list[list[Forward]],
+    sketch: Sketch,
+) -> Recomputed:
+    """Both computations.
+
+    Args:
+        skeleton: of the user's module, from before the engine.
+        live: that module, which must not be touched.
+        values: parameters as the forward used them.
+        trained: which get a gradient.
+        micro_steps: as recorded.
+        sketch: makes gradients small.
+
+    Raises:
+        NotRepeatable: the module doesn't run on a copy.
+    """
+    with _undisturbed(live):
+        own = _Copy(skeleton, values, trained, None)
+        columns, tokens = [], []
+        for forwards in micro_steps:
+            gradient, readings = own.gradient(forwards, tokens=True)
+            columns.append(sketch(gradient))
+            tokens.append(TokenReading.together(readings))
+        del own
+        truths, truth = _truths(skeleton, values, trained, micro_steps, sketch)
+    return Recomputed(columns, truths or columns, tokens, truth)
+
+
+def _truths(
+    skeleton: Skeleton,
+    values: Mapping[str, Tensor],
+    trained: Sequence[str],
+    micro_steps: list[list[Forward]],
+    sketch: Sketch,
+) -> tuple[list[dict[str, Tensor]], str]:
+    """In float64, else in float32; nothing where neither works."""
+    for dtype, name in ((torch.float64, "float64"), (torch.float32, "float32")):
+        try:
+            exact = _Copy(skeleton, values, trained, dtype)
+            return [sketch(exact.gradient(forwards, tokens=False)[0]) for forwards in micro_steps], name
+        except (RuntimeError, NotImplementedError, NotRepeatable, TypeError):
+            continue
+    return [], "own precision"
+
+
+class _Copy:
+    """A filled copy of the module that computes gradients of recorded forwards."""
+
+    def __init__(
+        self, skeleton: Skeleton, values: Mapping[str, Tensor], trained: Sequence[str], dtype: torch.dtype | None
+    ) -> None:
+        device = next(iter(values.values())).device
+        self._dtype = dtype
+        self._device = device
+        self._skeleton, self._values, self._trained = skeleton, values, trained
+        self._module: nn.Module | None = None
+
+    def gradient(self, forwards: Sequence[Forward], *, tokens: bool) -> tuple[dict[str, Tensor], list[TokenReading]]:
+        """Sum over the forwards of one micro-step."""
+        module = self._on(_device_of(forwards))
+        module.zero_grad(set_to_none=True)
+        readings = []
+        for forward in forwards:
+            found = self._one(module, forward, tokens=tokens)
+            if found is not None:
+                readings.append(found)
+        gradient = {name: p.grad.detach() for name, p in module.named_parameters() if p.grad is not None}
+        return gradient, readings
+
+    def _on(self, device: torch.device) -> nn.Module:
+        if self._module is None:
+            self._module = self._skeleton.filled(self._values, self._trained, self._dtype, device)
+        return self._module
+
+    def _one(self, module: nn.Module, forward: Forward, *, tokens: bool) -> TokenReading | None:
+        set_modes(module, forward.modes)
+        set_buffers(module, forward.buffers, self._dtype)
+        forward.random.restore()
+        cast = forward.autocast
+        enabled = cast.enabled and self._dtype is None
+        arguments, keywords = converted(forward.arguments, self._dtype), converted(forward.keywords, self._dtype)
+        with torch.enable_grad(), torch.autocast(cast.device, dtype=cast.dtype, enabled=enabled, cache_enabled=False):
+            output = module(*arguments, **keywords)
+        found = leaves(output)
+        if missing := forward.gradients.keys() - found.keys():
+            raise NotRepeatable(f"a second forward gives no {sorted(missing)[0] or 'tensor with a gradient'}")
+        logits = _logits(found, forward) if tokens else None
+        at_logits: list[Tensor] = []
+        if logits is not None:
+            logits.register_hook(lambda gradient: at_logits.append(gradient.detach()))
+        paths = list(forward.gradients)
+        seeds = [forward.gradients[path].to(found[path].dtype) for path in paths]
+        torch.autograd.backward([found[path] for path in paths], seeds)
+        if logits is None or not at_logits:
+            return None
+        return read_tokens(logits.detach(), at_logits[0], forward.keywords, forward.arguments)
+
+
+def _logits(found: Mapping[str, Tensor], forward: Forward) -> Tensor | None:
+    """The output that looks like logits: named so, else the one of the script's that a gradient arrived at."""
+    shaped = {path: tensor for path, tensor in found.items() if tensor.dim() >= 2 and tensor.shape[-1] >= 2}
+    named = [path for path in shaped if path.rpartition(".")[2] == "logits"]
+    given = [path for path in shaped if path in forward.gradients]
+    path = next(iter([*named, *given]), None)
+    return shaped[path] if path is not None else None
+
+
+def _device_of(forwards: Sequence[Forward]) -> torch.device:
+    return next((g.device for forward in forwards for g in forward.gradients.values()), torch.device("cpu"))
+
+
+@contextmanager
+def _undisturbed(live: nn.Module) -> Iterator[None]:
+    """The generators are put back, and a copy that still leads to the live module is found out."""
+
+    def refuse(*_: object) -> None:
+        raise NotRepeatable("the copy of its module still calls the original, as a function kept in an attribute does")
+
+    before = RandomState.now()
+    guard = live.register_forward_pre_hook(refuse, prepend=True)
+    try:
+        yield
+    finally:
+        guard.remove()
+        before.restore()

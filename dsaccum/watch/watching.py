@@ -1,0 +1,209 @@
+"""From one optimizer step to the next: recording, then computing again, then bringing ranks together.
+
+A subject says when its windows begin and end and what its optimizer got; what is the same for all is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsaccum.instruments.gradients import ObservedStep
+from dsaccum.instruments.optimizer_saw import optimizer_saw
+from dsaccum.instruments.replicas import checksum
+from dsaccum.verification.comparison.sketch import GradientSketch
+from dsaccum.verification.subject.capture import OptimizerStep
+from dsaccum.watch.clipping import ClipListener
+from dsaccum.watch.desk import Desk, StopAfterWindow
+from dsaccum.watch.module_copy import Skeleton
+from dsaccum.watch.outputs import tensors_in
+from dsaccum.watch.ranks import gathered, world_of
+from dsaccum.watch.recompute import recompute
+from dsaccum.watch.recording import Forward, Recorder
+from dsaccum.watch.window import Clip, RankWindow, RunFacts, WatchedWindow
+
+WHOLE_BYTES = 1 << 30
+"""Gradients of all micro-batches of all ranks are kept whole up to this size in all, above it as sketches."""
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp32"}
+
+
+class Watching:
+    """One subject: an engine, or an optimizer with its module.
+
+    Args:
+        desk: where findings go.
+        module: the user's own, live.
+        skeleton: of it, from before anything was hung on it.
+        group: ranks that share a gradient; None for all.
+    """
+
+    def __init__(self, desk: Desk, module: nn.Module, skeleton: Skeleton, group: Any) -> None:
+        self.desk, self.module, self.skeleton, self.group = desk, module, skeleton, group
+        self.number = desk.number()
+        self.steps = 0
+        self.earlier: list[int] = []
+        self.over = not desk.windows
+        self.recorder: Recorder | None = None
+        self.clips: list[Clip] = []
+        self.past_engine: list[int] = []
+        self._clip_listener: ClipListener | None = None
+
+    @property
+    def recording(self) -> bool:
+        """A window is under way."""
+        return self.recorder is not None
+
+    @property
+    def micro_steps(self) -> int:
+        """Of the window that is under way, so far."""
+        return len(self.recorder.micro_steps) if self.recorder is not None else 0
+
+    def begin_if_due(self) -> None:
+        """Called when a window begins."""
+        if not self.over and self.steps + 1 in self.desk.windows:
+            self.recorder = Recorder(self.module, self.fail)
+            self.clips, self.past_engine = [], []
+            self._clip_listener = ClipListener(self.before_clip, self._after_clip)
+            self.began()
+
+    def began(self) -> None:
+        """For subjects that look at more."""
+
+    def before_clip(self, tensors: list[Tensor]) -> None:
+        """Called before the script clips."""
+
+    def _after_clip(self, norm: float, limit: float) -> None:
+        self.clips.append(Clip(self.micro_steps, norm, limit))
+
+    def stop_recording(self) -> Recorder | None:
+        """Everything off the run."""
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            recorder.stop()
+        if self._clip_listener is not None:
+            self._clip_listener.stop()
+            self._clip_listener = None
+        return recorder
+
+    def fail(self, error: BaseException) -> None:
+        """Give up on this subject."""
+        self.over = True
+        self.stop_recording()
+        self.desk.give_up("this run can't be watched", error)
+
+    def stepped(self) -> None:
+        """Called after each optimizer step, watched or not."""
+        self.steps += 1
+        if self.steps >= max(self.desk.windows, default=0):
+            self.over = True
+        else:
+            self.begin_if_due()
+        if self.over and not self.recording:
+            self.left()
+            if self.desk.stop_after:
+                raise StopAfterWindow(0)
+
+    def left(self) -> None:
+        """No window is to come: for subjects that hung something on the run."""
+
+    def finish(
+        self, observed: ObservedStep, facts: RunFacts, values: Mapping[str, Tensor], extra: Mapping[str, Any]
+    ) -> None:
+        """The window is over; called on all ranks.
+
+        Args:
+            observed: the optimizer's step, with snapshots.
+            facts: of the run.
+            values: parameters as the forward used them.
+            extra: further fields of ``RankWindow``.
+        """
+        recorder = self.stop_recording()
+        assert recorder is not None
+        rank, size = world_of(self.group)
+        try:
+            own = self._rank_window(recorder, observed, values, rank, size, extra)
+        except Exception as error:
+            if self.desk.verbose:
+                self.desk.give_up("the window could not be computed again", error)
+            own = RankWindow(rank, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        everyone = gathered(own, f"{self.number}/{self.steps + 1}", self.group)
+        self.earlier.append(len(recorder.micro_steps))
+        if rank == 0:
+            self.desk.found(WatchedWindow(facts, everyone))
+
+    def _rank_window(
+        self,
+        recorder: Recorder,
+        observed: ObservedStep,
+        values: Mapping[str, Tensor],
+        rank: int,
+        size: int,
+        extra: Mapping[str, Any],
+    ) -> RankWindow:
+        assert observed.before is not None
+        micro_steps = recorder.micro_steps
+        trained = list(observed.before.masters)
+        shapes = {name: values[name].shape for name in trained}
+        elements = sum(shape.numel() for shape in shapes.values())
+        fits = (2 * len(micro_steps) + 2) * size * elements * 8 <= WHOLE_BYTES
+        sketch = GradientSketch(shapes, whole_limit=elements if fits else 0)
+        again = recompute(self.skeleton, self.module, values, trained, micro_steps, sketch)
+        gradient = {
+            name: tensor.double() / observed.loss_scale
+            for name, tensor in observed.gradients.items()
+            if tensor is not None and name in shapes
+        }
+        return RankWindow(
+            rank,
+            columns=again.columns,
+            truths=again.truths,
+            truth=again.truth,
+            tokens=again.tokens,
+            seeds=[_seed(forwards) for forwards in micro_steps],
+            gradient=sketch(gradient),
+            inputs=[_inputs(forwards) for forwards in micro_steps],
+            rows=[_rows(forwards) for forwards in micro_steps],
+            clips=list(self.clips),
+            past_engine=list(self.past_engine),
+            step=_portable(observed, len(micro_steps)) if rank == 0 else None,
+            notes=[] if fits else ["gradients were kept as sketches of 4,096 numbers for each tensor"],
+            **extra,
+        )
+
+
+def _portable(observed: ObservedStep, micro_step: int) -> OptimizerStep:
+    return OptimizerStep(
+        micro_step=micro_step,
+        gradients=observed.gradients,
+        loss_scale=observed.loss_scale,
+        applied=observed.applied,
+        norm=None,
+        before=observed.before,
+        after=observed.after,
+        saw=optimizer_saw(observed),
+    )
+
+
+def _seed(forwards: Sequence[Forward]) -> float | None:
+    """What arrived at scalar outputs: the loss that the module returned."""
+    scalars = [float(g) for forward in forwards for g in forward.gradients.values() if g.numel() == 1]
+    return sum(scalars) / len(scalars) if scalars else None
+
+
+def _inputs(forwards: Sequence[Forward]) -> tuple[int, ...]:
+    return tuple(
+        checksum(tensor)
+        for forward in forwards
+        for path, tensor in tensors_in([forward.arguments, forward.keywords])
+        if tensor.dim() > 0 and tensor.numel() > 1
+    )
+
+
+def _rows(forwards: Sequence[Forward]) -> int:
+    """Of the first tensor that each forward was given."""
+    return sum(
+        next((int(t.shape[0]) for _, t in tensors_in([f.arguments, f.keywords]) if t.dim() > 0), 0) for f in forwards
+    )

@@ -1,0 +1,123 @@
+"""One watched window: what a rank saw of it, and what is known of the run that it is a part of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dsaccum.verification.subject.capture import OptimizerStep
+from dsaccum.watch.tokens import TokenReading
+
+Vectors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of the run beside the window.
+
+    Attributes:
+        kind: ``DeepSpeed``, ``DDP`` or ``bare``.
+        framework: ``Trainer``, ``Accelerate`` or empty: who drives it.
+        model: class name.
+        parameters: elements of all.
+        trained: elements of those that are trained.
+        zero_stage: None where there is no DeepSpeed.
+        precision: of the forward: ``fp32``, ``bf16``, ``fp16``, ``autocast bf16``.
+        accumulation_dtype: of the gradient that the optimizer was about to get.
+        communication_dtype: what ranks exchange.
+        accumulation_steps: what the config says; None where nobody says.
+        micro_batch: rows that the config says; likewise.
+        clipping: limit that the config says; 0 for none.
+        window: which optimizer step this is, from 1.
+        engine: which engine, from 1, where there are several.
+        earlier_windows: micro-steps of each window before.
+        updates_before: updates that the optimizer had made before.
+    """
+
+    kind: str
+    framework: str
+    model: str
+    parameters: int
+    trained: int
+    zero_stage: int | None
+    precision: str
+    accumulation_dtype: str
+    communication_dtype: str
+    accumulation_steps: int | None
+    micro_batch: int | None
+    clipping: float
+    window: int
+    engine: int = 1
+    earlier_windows: tuple[int, ...] = ()
+    updates_before: int = 0
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A call of ``clip_grad_norm_``: after how many micro-steps of the window, the norm found, and the limit."""
+
+    after: int
+    norm: float
+    limit: float
+
+    @property
+    def acted(self) -> bool:
+        """It changed the gradient."""
+        return self.norm > self.limit
+
+
+@dataclass
+class RankWindow:
+    """What one rank saw, small enough to be sent.
+
+    Attributes:
+        rank: its place in the group.
+        columns: each micro-step's own gradient, recomputed in the run's precision, sketched.
+        truths: the same in float64.
+        truth: what they were computed in.
+        tokens: read off the logits; None where there are none.
+        seeds: the gradient that arrived at the loss that the model returned; None where it returned none.
+        engine: what the engine multiplied by between the script's loss and the module's outputs.
+        gradient: what the optimizer was about to get, sketched.
+        inputs: a checksum of each tensor that a micro-step's forwards were given.
+        rows: of each micro-step.
+        clips: made by the script.
+        past_engine: micro-steps after which somebody stepped past the engine.
+        step_calls: of ``engine.step``; None where there is no engine.
+        checksums: of the parameters after the step.
+        step: with snapshots on the first rank.
+    """
+
+    rank: int
+    columns: list[Vectors] = field(default_factory=list)
+    truths: list[Vectors] = field(default_factory=list)
+    truth: str = "float64"
+    tokens: list[TokenReading | None] = field(default_factory=list)
+    seeds: list[float | None] = field(default_factory=list)
+    engine: list[float] = field(default_factory=list)
+    gradient: Vectors = field(default_factory=dict)
+    inputs: list[tuple[int, ...]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    past_engine: list[int] = field(default_factory=list)
+    step_calls: int | None = None
+    checksums: dict[str, int] = field(default_factory=dict)
+    step: OptimizerStep | None = None
+    failure: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class WatchedWindow:
+    """All ranks together, on the rank that judges."""
+
+    facts: RunFacts
+    ranks: list[RankWindow]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def micro_steps(self) -> int:
+        """As run: the most that any rank made."""
+        return max((len(rank.columns) for rank in self.ranks), default=0)
