@@ -162,6 +162,7 @@ class _BareFinder:
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if id(optimizer) not in self._watched:
+            self._watched[id(optimizer)] = None
             self._watched[id(optimizer)] = self._found(optimizer)
         elif (watching := self._watched[id(optimizer)]) is not None:
             watching.after_step()
@@ -188,6 +189,9 @@ class _BareFinder:
             watching.first_step_made()
         except CannotCopy as error:
             self._desk.say(f"not watched: {error}; the script goes on")
+            return None
+        except Exception as error:
+            self._desk.give_up("this optimizer can't be watched", error)
             return None
         return watching
 

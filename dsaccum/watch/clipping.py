@@ -5,23 +5,35 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Listener = Callable[[list[Tensor], Callable[[], Any], float], Any]
-_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+_listeners: weakref.WeakSet[ClipListener] = weakref.WeakSet()
 _installed = False
 
 
 class ClipListener:
     """Told of each call while it is in use: before (with the parameters) and after (with norm and limit)."""
 
-    def __init__(self, before: Callable[[list[Tensor]], None], after: Callable[[float, float], None]) -> None:
-        self.before, self.after = before, after
+    def __init__(
+        self,
+        before: Callable[[list[Tensor]], None],
+        after: Callable[[float, float], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self.before, self.after, self._failed = before, after, on_failure
         _install()
         _listeners.add(self)
+
+    def told(self, tell: Callable[[], None]) -> None:
+        """What goes wrong in a listener is its own affair."""
+        try:
+            tell()
+        except Exception as error:
+            self._failed(error)
 
     def stop(self) -> None:
         """No more."""
@@ -43,14 +55,18 @@ def _install() -> None:
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         listening = list(_listeners)
         for listener in listening:
-            listener.before(tensors)
+            listener.told(partial(listener.before, tensors))
         norm = original(tensors, max_norm, *arguments, **keywords)
         for listener in listening:
-            listener.after(float(norm), float(max_norm))
+            listener.told(partial(_after, listener, norm, max_norm))
         return norm
 
     nn.utils.clip_grad_norm_ = clip_grad_norm_
     torch.nn.utils.clip_grad.clip_grad_norm_ = clip_grad_norm_
+
+
+def _after(listener: ClipListener, norm: Any, limit: Any) -> None:
+    listener.after(float(norm), float(limit))
 
 
 def listen_from_the_start() -> None:

@@ -253,7 +253,12 @@ def _short_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
 def _by_weights(judged: Judged, failed: dict[str, str]) -> list[Named]:
     """As ``verify`` does it, from the weights that targets are due; else from what arrived."""
     if "weighting" in failed and judged.weighting is not None and judged.weighting_truth is not None:
-        return gradient_causes(_evidence(judged, judged.weighting, judged.weighting_truth))
+        named = gradient_causes(_evidence(judged, judged.weighting, judged.weighting_truth))
+        nobody_says = judged.facts.accumulation_steps is None and not judged.facts.earlier_windows
+        if nobody_says and [each.candidates for each in named] == [("loss-scaled-twice",)]:
+            # Or this window is a short one, divided by what a full one holds.
+            return [Named(("loss-scaled-twice", "short-window-full-divisor"), named[0].evidence)]
+        return named
     if "gradient" in failed:
         return gradient_causes(_evidence(judged, judged.way, judged.way_truth))
     return []

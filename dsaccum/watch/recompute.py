@@ -117,6 +117,11 @@ class _Copy:
         gradient = {name: p.grad.detach() for name, p in module.named_parameters() if p.grad is not None}
         return gradient, readings
 
+    def _callable(self, module: nn.Module) -> nn.Module:
+        """What ``torch.compile`` wraps, where nothing is to round as it does: it would be compiled for float64 anew."""
+        inner = getattr(module, "_orig_mod", None)
+        return inner if self._dtype is not None and isinstance(inner, nn.Module) else module
+
     def _on(self, device: torch.device) -> nn.Module:
         if self._module is None:
             self._module = self._skeleton.filled(self._values, self._trained, self._dtype, device)
@@ -130,7 +135,7 @@ class _Copy:
         enabled = cast.enabled and self._dtype is None
         arguments, keywords = converted(forward.arguments, self._dtype), converted(forward.keywords, self._dtype)
         with torch.enable_grad(), torch.autocast(cast.device, dtype=cast.dtype, enabled=enabled, cache_enabled=False):
-            output = module(*arguments, **keywords)
+            output = self._callable(module)(*arguments, **keywords)
         found = leaves(output)
         if missing := forward.gradients.keys() - found.keys():
             raise NotRepeatable(f"a second forward gives no {sorted(missing)[0] or 'tensor with a gradient'}")

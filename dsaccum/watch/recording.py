@@ -145,8 +145,9 @@ class Recorder:
         def note(gradient: Tensor) -> None:
             self._note(forward, path, gradient)
 
-        def arrived(gradient: Tensor) -> None:
-            forward.arrived[path] = forward.arrived.get(path, 0.0) + float(gradient.double().norm())
+        def arrived(gradient: Tensor | None) -> None:
+            if gradient is not None:
+                forward.arrived[path] = forward.arrived.get(path, 0.0) + float(gradient.double().norm())
 
         copy: Tensor = _Tap.apply(tensor, note)
         copy.register_hook(arrived)
@@ -175,6 +176,7 @@ class _Tap(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, note: Callable[[Tensor], None]) -> Tensor:
         """A copy."""
         ctx.note = note
+        ctx.set_materialize_grads(False)
         return tensor.clone()
 
     @staticmethod

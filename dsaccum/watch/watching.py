@@ -66,7 +66,7 @@ class Watching:
         if not self.over and self.steps + 1 in self.desk.windows:
             self.recorder = Recorder(self.module, self.fail)
             self.clips, self.past_engine = [], []
-            self._clip_listener = ClipListener(self.before_clip, self._after_clip)
+            self._clip_listener = ClipListener(self.before_clip, self._after_clip, self.fail)
             self.began()
 
     def began(self) -> None:

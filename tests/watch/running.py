@@ -31,6 +31,21 @@ def run_script(script: str, words: Sequence[str]) -> None:
         sys.argv[:], sys.path[:] = argv, path
         torch.set_rng_state(state)
         forget_earlier_engines()
+        _forget_accelerate()
+
+
+def _forget_accelerate() -> None:
+    """It keeps what the first script of a process asked for."""
+    if "accelerate" not in sys.modules:
+        return
+    from accelerate.state import AcceleratorState, GradientState
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    unset_hf_deepspeed_config()
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
 
 
 def watched(script: str, *words: str, windows: Sequence[int] = (3,)) -> WatchRecord:

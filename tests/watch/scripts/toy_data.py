@@ -62,3 +62,26 @@ def never_compile() -> None:
     import deepspeed
 
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
+
+
+class LoraLinear(torch.nn.Module):
+    """A frozen linear layer with a small trained one beside it."""
+
+    def __init__(self, base: torch.nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base
+        self.down = torch.nn.Linear(base.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+    @classmethod
+    def put_into(cls, model: torch.nn.Module) -> None:
+        """Freeze a model, and put one beside every query and value projection."""
+        torch.manual_seed(3)
+        model.requires_grad_(False)
+        for part in list(model.modules()):
+            for name, child in list(part.named_children()):
+                if isinstance(child, torch.nn.Linear) and name in ("q_proj", "v_proj"):
+                    setattr(part, name, cls(child))

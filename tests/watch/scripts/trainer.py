@@ -1,0 +1,84 @@
+"""Hugging Face Trainer, with DeepSpeed or without, and mistakes that people make around it."""
+
+import argparse
+import tempfile
+
+import torch
+from toy_data import LoraLinear, Rows, gpt2, llama, never_compile, save
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+parser.add_argument("--model", choices=["gpt2", "llama"], default="llama")
+parser.add_argument("--stage", type=int, default=-1, help="-1: without DeepSpeed")
+parser.add_argument("--dtype", default="fp32")
+parser.add_argument("--ragged", action="store_true")
+parser.add_argument("--lora", action="store_true")
+parser.add_argument("--evaluate", action="store_true")
+parser.add_argument("--mistake", default="")
+parser.add_argument("--save", default="")
+args = parser.parse_args()
+
+deepspeed_config = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": args.stage, "reduce_bucket_size": 100000},
+    "zero_force_ds_cpu_optimizer": False,
+    "zero_allow_untested_optimizer": True,
+}
+
+
+class DividesAgain(Trainer):
+    def compute_loss(self, model, inputs, *arguments, **keywords):
+        return super().compute_loss(model, inputs, *arguments, **keywords) / self.args.gradient_accumulation_steps
+
+
+class MeanOfMeans(Trainer):
+    """The model's own mean, as most overridden losses are."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = model(**inputs).loss
+        return loss if num_items_in_batch is None else loss / self.args.gradient_accumulation_steps
+
+
+class InTheMiddle(TrainerCallback):
+    def on_substep_end(self, arguments, state, control, model=None, optimizer=None, **_):
+        if args.mistake == "zero-grad":
+            model.zero_grad()
+        if args.mistake == "clip-each":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+if args.stage >= 0:
+    never_compile()
+model = gpt2() if args.model == "gpt2" else llama()
+if args.lora:
+    LoraLinear.put_into(model)
+kind = {"divided-twice": DividesAgain, "mean-of-means": MeanOfMeans}.get(args.mistake, Trainer)
+with tempfile.TemporaryDirectory() as folder:
+    arguments = TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        max_steps=5,
+        learning_rate=1e-3,
+        max_grad_norm=1.0,
+        bf16=args.dtype == "bf16",
+        use_cpu=True,
+        deepspeed=deepspeed_config if args.stage >= 0 else None,
+        eval_strategy="steps" if args.evaluate else "no",
+        eval_steps=2,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
+    rows = Rows(ragged=args.ragged, mask_padding=args.mistake != "padding-counted")
+    trainer = kind(model, arguments, train_dataset=rows, eval_dataset=Rows(8), callbacks=[InTheMiddle()])
+    trainer.train()
+if args.stage < 3:
+    save(model, args.save)

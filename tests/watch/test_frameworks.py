@@ -1,0 +1,153 @@
+"""Scripts on Trainer, Accelerate, plain PyTorch and two engines, watched: right ones pass, each mistake is named.
+
+Run: pytest tests/watch/test_frameworks.py. Right and wrong runs of one script are each other's control. Not covered:
+TRL, Lightning and peft, which are not installed; LoRA is a layer of our own here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.watch.running import on_ranks, only_window, parameters_after, watched
+
+LABELS_OF_A_ROW = 16
+RIGHT = {
+    "Trainer": ["trainer"],
+    "Trainer, ZeRO 0, evaluation": ["trainer", "--stage", "0", "--evaluate"],
+    "Trainer, ZeRO 2, ragged": ["trainer", "--stage", "2", "--ragged"],
+    "Trainer, ZeRO 3": ["trainer", "--stage", "3"],
+    "Trainer, ZeRO 2, LoRA": ["trainer", "--stage", "2", "--lora"],
+    "Accelerate": ["accelerate_loop"],
+    "Accelerate, ZeRO 2": ["accelerate_loop", "--stage", "2"],
+    "plain": ["plain_loop"],
+    "plain, ragged by tokens": ["plain_loop", "--ragged", "--loss", "tokens"],
+    "plain, dropout, checkpointing": ["plain_loop", "--dropout", "0.1", "--checkpointing"],
+}
+WRONG = {
+    "Trainer divided twice": (["trainer", "--mistake", "divided-twice"], "loss-scaled-twice"),
+    "Trainer mean of means": (["trainer", "--ragged", "--mistake", "mean-of-means"], "mean-of-means"),
+    "Trainer padding": (["trainer", "--ragged", "--mistake", "padding-counted"], "padding-counted"),
+    "Trainer cleared": (["trainer", "--mistake", "zero-grad"], "only-last-micro-batch"),
+    "Trainer clipped each time": (["trainer", "--mistake", "clip-each"], "clipped-every-micro-step"),
+    "Accelerate divided twice": (["accelerate_loop", "--mistake", "divided-twice"], "loss-scaled-twice"),
+    "Accelerate mean of means": (["accelerate_loop", "--stage", "0", "--ragged"], "mean-of-means"),
+    "Accelerate cleared": (["accelerate_loop", "--mistake", "zero-grad"], "only-last-micro-batch"),
+    "plain divided twice": (["plain_loop", "--mistake", "divided-twice"], "loss-scaled-twice"),
+    "plain not divided": (["plain_loop", "--mistake", "not-divided"], "loss-not-scaled"),
+    "plain cleared": (["plain_loop", "--mistake", "zero-grad"], "only-last-micro-batch"),
+    "plain clipped each time": (["plain_loop", "--mistake", "clip-each"], "clipped-every-micro-step"),
+    "plain stepped each time": (["plain_loop", "--mistake", "step-each"], "step-inside-window"),
+    "plain mean of means": (["plain_loop", "--ragged"], "mean-of-means"),
+    "plain padding": (["plain_loop", "--ragged", "--mistake", "padding-counted"], "padding-counted"),
+}
+
+SLOW = {
+    "Trainer, ZeRO 0, evaluation",
+    "Trainer, ZeRO 2, ragged",
+    "Trainer, ZeRO 3",
+    "Trainer clipped each time",
+    "Accelerate, ZeRO 2",
+    "Accelerate divided twice",
+    "Accelerate cleared",
+    "plain divided twice",
+    "plain cleared",
+    "plain mean of means",
+    "plain padding",
+}
+
+
+def cases_of(table: dict[str, Any]) -> list[Any]:
+    """Those of ``SLOW`` only with -m slow: what they hold, others hold, too."""
+    return [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, case in table.items()
+    ]
+
+
+@pytest.mark.parametrize("words", cases_of(RIGHT))
+def test_right_scripts_pass(one_rank: object, words: list[str]) -> None:
+    window = only_window(watched(*words))
+    assert window.verdict == "equivalent", window.reasons
+    assert not window.causes
+
+
+@pytest.mark.parametrize("case", cases_of(WRONG))
+def test_mistakes_are_named(one_rank: object, case: tuple[list[str], str]) -> None:
+    words, cause = case
+    window = only_window(watched(*words))
+    assert window.verdict == "not_equivalent"
+    assert [(each.id, each.confidence) for each in window.causes] == [(cause, "certain")]
+
+
+@pytest.mark.parametrize("stage", ["-1", "0"])
+def test_trainer_counts_a_gpt2s_targets_before_the_shift(one_rank: object, stage: str) -> None:
+    """Nobody's mistake in the script: 16 labels are counted, 15 are targets. A Llama, above, is counted right."""
+    record = watched("trainer", "--model", "gpt2", "--stage", stage)
+    window = only_window(record)
+    assert [each.id for each in window.causes] == ["targets-counted-before-shift"]
+    assert window.token_weights.sum == pytest.approx((LABELS_OF_A_ROW - 1) / LABELS_OF_A_ROW, rel=1e-6)
+    assert "collator" in window.causes[0].fix
+    assert record.engines[0].framework == "Trainer"
+
+
+def test_two_engines_are_judged_each_by_itself(one_rank: object) -> None:
+    """The actor has two forwards in each micro-step, the critic no tokens but rows; only the critic is wrong."""
+    right = watched("two_engines", "--stage", "0")
+    assert [engine.windows[0].verdict for engine in right.engines] == ["equivalent", "equivalent"]
+    wrong = watched("two_engines", "--stage", "2", "--mistake", "critic-divided-twice")
+    assert [engine.windows[0].verdict for engine in wrong.engines] == ["equivalent", "not_equivalent"]
+    assert [each.id for each in wrong.engines[1].windows[0].causes] == ["loss-scaled-twice"]
+
+
+def test_a_short_last_window_with_the_full_divisor(one_rank: object) -> None:
+    """Epochs of 6 micro-batches, N = 4: windows 2 and 4 are short. Divided by what they hold, they are right."""
+    record = watched("plain_loop", "--rows", "12", "--mistake", "full-divisor", windows=(3, 4))
+    full, short = record.engines[0].windows
+    assert full.verdict == "equivalent"
+    assert [(each.id, each.confidence) for each in short.causes] == [("short-window-full-divisor", "certain")]
+    right = watched("plain_loop", "--rows", "12", windows=(3, 4))
+    assert [window.verdict for window in right.engines[0].windows] == ["equivalent", "equivalent"]
+
+
+def test_a_short_first_window_may_also_be_divided_twice(one_rank: object) -> None:
+    """Window 2 is short, and nothing was seen before it: 1/2 in all fits both."""
+    window = only_window(watched("plain_loop", "--rows", "12", "--mistake", "full-divisor", windows=(2,)))
+    assert {each.id for each in window.causes} == {"loss-scaled-twice", "short-window-full-divisor"}
+    assert {each.confidence for each in window.causes} == {"ambiguous"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["trainer", "--stage", "2", "--lora"], ["accelerate_loop", "--stage", "1"], ["plain_loop", "--dropout", "0.1"]],
+)
+def test_the_run_is_the_same_run(one_rank: object, words: list[str], tmp_path: Path) -> None:
+    """Bit-identical at the end, with and without watch; a test beside this one has the control."""
+    script, *flags = words
+    plain = parameters_after(script, flags, tmp_path, watch=False)
+    seen = parameters_after(script, flags, tmp_path, watch=True)
+    assert plain.keys() == seen.keys()
+    assert all(torch.equal(plain[name], seen[name]) for name in plain)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_ranks(tmp_path: Path) -> None:
+    cases = {
+        "plain_loop": "",
+        "plain_loop --no-sync": "",
+        "plain_loop --no-sync --ragged --loss tokens": "",
+        "plain_loop --no-sync --mistake always-no-sync": "ranks-not-reduced",
+        "plain_loop --mistake same-data": "ranks-share-data",
+        "plain_loop --mistake clip-each": "clipped-every-micro-step",
+        "plain_loop --ragged": "mean-of-means",
+        "trainer --stage 1": "",
+        "trainer --stage 2 --ragged": "",
+    }
+    records = on_ranks(2, [case.split() for case in cases], tmp_path)
+    for (case, cause), record in zip(cases.items(), records, strict=True):
+        window = only_window(record)
+        assert [each.id for each in window.causes] == ([cause] if cause else []), (case, window.reasons)
+        assert window.verdict == ("not_equivalent" if cause else "equivalent"), (case, window.reasons)
