@@ -186,10 +186,18 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     return Cause(
         id=identifier,
         confidence="certain" if len(named.candidates) == 1 and identifier != UNKNOWN else "ambiguous",
-        summary=advice.summary + (f" ({named.detail})" if named.detail else ""),
+        summary=advice.summary + (f" ({named.detail or _who_divided(judged, identifier)})").replace(" ()", ""),
         evidence=named.evidence,
         fix=fix,
     )
+
+
+def _who_divided(judged: Judged, identifier: str) -> str:
+    """For what is about division: the two factors, where an engine has one of them."""
+    if identifier not in ("loss-scaled-twice", "loss-not-scaled") or judged.facts.zero_stage is None:
+        return ""
+    engine = judged.engine[0][0]
+    return f"the script's factor is {judged.arriving[0][0] / engine:.3g}, the engine's {engine:.3g}" if engine else ""
 
 
 def _seen(judged: Judged) -> list[Named]:

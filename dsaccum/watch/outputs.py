@@ -1,4 +1,4 @@
-"""What a forward takes and gives, as nested structures of tensors: copied, converted, and tapped."""
+"""What a forward takes and gives, as nested structures of tensors: found, copied, converted."""
 
 from __future__ import annotations
 
@@ -10,27 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OnTensor = Callable[[str, Tensor], Tensor]
-
-
-def tapped(output: Any, tap: OnTensor) -> Any:
-    """An output with every tensor that a gradient can arrive at replaced by ``tap(path, tensor)``.
-
-    Dicts, lists and dataclasses are changed in place, so that they stay what they are; tuples are made anew. One tensor
-    in two places stays one.
-    """
-    return _walked(output, "", _Once(tap))
-
 
 def leaves(output: Any) -> dict[str, Tensor]:
-    """The same tensors by path: ``loss``, ``logits``, ``hidden_states.2``; a bare tensor's path is empty."""
+    """Every tensor that a gradient can arrive at, once, by path: ``loss``, ``hidden_states.2``; "" for a bare one."""
     found: dict[str, Tensor] = {}
-
-    def note(path: str, tensor: Tensor) -> Tensor:
-        found[path] = tensor
-        return tensor
-
-    _walked(output, "", note)
+    known: set[int] = set()
+    for path, tensor in tensors_in(output):
+        if tensor.requires_grad and tensor.is_floating_point() and id(tensor) not in known:
+            known.add(id(tensor))
+            found[path] = tensor
     return found
 
 
@@ -58,46 +46,9 @@ def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list | tuple):
         for place, each in enumerate(value):
             yield from tensors_in(each, _under(path, place))
-
-
-class _Once:
-    """The same answer for the same tensor."""
-
-    def __init__(self, tap: OnTensor) -> None:
-        self._tap = tap
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, path: str, tensor: Tensor) -> Tensor:
-        if id(tensor) not in self._known:
-            self._known[id(tensor)] = tensor, self._tap(path, tensor)
-        return self._known[id(tensor)][1]
-
-
-def _walked(value: Any, path: str, tap: OnTensor) -> Any:
-    if isinstance(value, Tensor):
-        return tap(path, value) if value.requires_grad and value.is_floating_point() else value
-    if isinstance(value, dict):
-        for key, each in list(value.items()):
-            new = _walked(each, _under(path, key), tap)
-            if new is not each:
-                value[key] = new
-        return value
-    if isinstance(value, list):
-        for place, each in enumerate(value):
-            value[place] = _walked(each, _under(path, place), tap)
-        return value
-    if isinstance(value, tuple):
-        new = [_walked(each, _under(path, place), tap) for place, each in enumerate(value)]
-        if all(one is other for one, other in zip(new, value, strict=True)):
-            return value
-        return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for entry in dataclasses.fields(value):
-            each = getattr(value, entry.name, None)
-            new = _walked(each, _under(path, entry.name), tap)
-            if new is not each:
-                setattr(value, entry.name, new)
-    return value
+            yield from tensors_in(getattr(value, entry.name, None), _under(path, entry.name))
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

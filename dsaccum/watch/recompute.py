@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -141,6 +142,8 @@ class _Copy:
             raise NotRepeatable(f"a second forward gives no {sorted(missing)[0] or 'tensor with a gradient'}")
         logits = _logits(found, forward) if tokens else None
         at_logits: list[Tensor] = []
+        for path in forward.arrived:
+            found[path].register_hook(partial(_as_recorded, forward, path))
         if logits is not None:
             logits.register_hook(lambda gradient: at_logits.append(gradient.detach()))
         paths = list(forward.gradients)
@@ -149,6 +152,13 @@ class _Copy:
         if logits is None or not at_logits:
             return None
         return read_tokens(logits.detach(), at_logits[0], forward.keywords, forward.arguments)
+
+
+def _as_recorded(forward: Forward, path: str, gradient: Tensor) -> Tensor:
+    """In place of what arrives here on the copy: what passed in the run, wherever it came from."""
+    if path in forward.gradients:
+        return forward.gradients[path].to(gradient.dtype)
+    return gradient * forward.factors.get(path, 1.0)
 
 
 def _logits(found: Mapping[str, Tensor], forward: Forward) -> Tensor | None:

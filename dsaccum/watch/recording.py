@@ -1,20 +1,26 @@
 """One window of somebody's script, as it happens: what forwards were given, and what arrived at their outputs.
 
-Nothing is computed here. Outputs go through an identity that copies them (a view would not do: Trainer changes losses
-in place) and notes the gradient on its way back, after whatever the engine does to it at the outputs.
+Nothing is computed here and nothing replaced: tensor hooks on the outputs note the gradient that passes, before and
+after the engine's own hooks there. (Copies of the outputs in their place would not do: DeepSpeed 0.18.3 to 0.19.5
+divide by N a second time where logits lead to the loss, and copies of logits lead nowhere.)
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dsaccum.watch.module_copy import buffers_of, modes_of
-from dsaccum.watch.outputs import copied, tapped
+from dsaccum.watch.outputs import copied, leaves
+
+LARGE_BYTES = 1 << 26
+"""Gradients of larger outputs are not kept where they can be computed again."""
 
 
 @dataclass
@@ -63,8 +69,12 @@ class Forward:
         autocast: that it ran under.
         buffers: before it.
         modes: ``training`` of every part.
-        gradients: what arrived at each output, by path; empty where nothing did (yet).
-        arrived: norm of the same before the engine's own hooks at the outputs.
+        gradients: what went on from each output towards the parameters, by path: all of it, whether it came from the
+            script or from another output; empty where nothing did (yet).
+        factors: instead, for large outputs that got theirs from another output: what hooks multiplied it by.
+        arrived: its norm before the engine's own hooks.
+        passed: and after them.
+        passing: paths where the engine may have hooks.
         micro_step: the micro-step in which it did; from 0.
     """
 
@@ -75,8 +85,18 @@ class Forward:
     buffers: dict[str, Tensor]
     modes: list[bool]
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)
     arrived: dict[str, float] = field(default_factory=dict)
+    passed: dict[str, float] = field(default_factory=dict)
+    passing: set[str] = field(default_factory=set)
     micro_step: int | None = None
+
+    def engine_factor(self) -> float:
+        """What the engine's own hooks at the outputs multiplied by, along the way from a loss to the parameters."""
+        factor = 1.0
+        for path, norm in self.passed.items():
+            factor *= norm / self.arrived[path] if self.arrived.get(path) else 1.0
+        return factor
 
 
 class Recorder:
@@ -92,11 +112,12 @@ class Recorder:
         self.forwards: list[Forward] = []
         self._current: list[Forward | None] = []
         self._micro_steps: dict[int, int] = {}
+        self._outputs: dict[int, tuple[Forward, str]] = {}
+        self._scalars: list[tuple[weakref.ref[Tensor], Forward, str]] = []
         self._handles = [
             module.register_forward_pre_hook(self._before, with_kwargs=True),
             module.register_forward_hook(self._after),
         ]
-        self.at_micro_step: Callable[[int], None] | None = None
 
     def stop(self) -> None:
         """Take the hooks off; a second time does nothing."""
@@ -130,62 +151,76 @@ class Recorder:
         except Exception as error:
             self._failed(error)
 
-    def _after(self, module: nn.Module, arguments: Any, output: Any) -> Any:
+    def _after(self, module: nn.Module, arguments: Any, output: Any) -> None:
         forward = self._current.pop() if self._current else None
         if forward is None or not self._handles:
-            return None
+            return
         try:
             self.forwards.append(forward)
-            return tapped(output, lambda path, tensor: self._tap(forward, path, tensor))
+            self._outputs = {}
+            for path, tensor in leaves(output).items():
+                self._outputs[id(tensor)] = (forward, path)
+                if tensor.numel() == 1:
+                    self._scalars.append((weakref.ref(tensor), forward, path))
+                tensor.register_hook(partial(self._arrived, forward, path))
         except Exception as error:
             self._failed(error)
-            return None
 
-    def _tap(self, forward: Forward, path: str, tensor: Tensor) -> Tensor:
-        def note(gradient: Tensor) -> None:
-            self._note(forward, path, gradient)
-
-        def arrived(gradient: Tensor | None) -> None:
-            if gradient is not None:
-                forward.arrived[path] = forward.arrived.get(path, 0.0) + float(gradient.double().norm())
-
-        copy: Tensor = _Tap.apply(tensor, note)
-        copy.register_hook(arrived)
-        return copy
-
-    def _note(self, forward: Forward, path: str, gradient: Tensor) -> None:
+    def passed_on(self, output: Any) -> None:
+        """The engine has hung its own hooks on the outputs; called before the script gets them."""
         try:
+            for tensor in leaves(output).values():
+                if id(tensor) in self._outputs:
+                    forward, path = self._outputs[id(tensor)]
+                    forward.passing.add(path)
+                    tensor.register_hook(partial(self._passed, forward, path))
+            self._outputs = {}
+        except Exception as error:
+            self._failed(error)
+
+    def scalar_output(self, loss: Any) -> Callable[[], float] | None:
+        """Where ``loss`` is a module's own output: asks for the gradient that arrived at it, once it has."""
+        for tensor, forward, path in self._scalars:
+            if tensor() is loss:
+                return lambda: forward.arrived.get(path, 1.0)
+        return None
+
+    def _arrived(self, forward: Forward, path: str, gradient: Tensor | None) -> None:
+        try:
+            if gradient is None:
+                return
             task = int(torch._C._current_graph_task_id())
             if forward.micro_step is None:
                 forward.micro_step = self._micro_steps.setdefault(task, len(set(self._micro_steps.values())))
-                if self.at_micro_step is not None:
-                    self.at_micro_step(forward.micro_step)
             else:
                 self._micro_steps.setdefault(task, forward.micro_step)
-            copy = gradient.detach().clone()
-            known = forward.gradients.get(path)
-            forward.gradients[path] = copy if known is None else known + copy
+            forward.arrived[path] = forward.arrived.get(path, 0.0) + _norm(gradient)
+            if path not in forward.passing:
+                self._keep(forward, path, gradient)
         except Exception as error:
             self._failed(error)
 
+    def _passed(self, forward: Forward, path: str, gradient: Tensor | None) -> None:
+        try:
+            if gradient is not None:
+                forward.passed[path] = forward.passed.get(path, 0.0) + _norm(gradient)
+                self._keep(forward, path, gradient)
+        except Exception as error:
+            self._failed(error)
 
-class _Tap(torch.autograd.Function):
-    """The identity, which notes the gradient on its way back."""
+    def _keep(self, forward: Forward, path: str, gradient: Tensor) -> None:
+        """A copy; of a large one that comes from the module's own loss only the factor: it is computed again."""
+        from_own_loss = any(known.numel() == 1 for known in forward.gradients.values())
+        if from_own_loss and gradient.numel() * gradient.element_size() > LARGE_BYTES:
+            before, after = forward.arrived[path], forward.passed.get(path, forward.arrived[path])
+            forward.factors[path] = after / before if before else 1.0
+            return
+        copy, known = gradient.detach().clone(), forward.gradients.get(path)
+        forward.gradients[path] = copy if known is None else known + copy
 
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, note: Callable[[Tensor], None]) -> Tensor:
-        """A copy."""
-        ctx.note = note
-        ctx.set_materialize_grads(False)
-        return tensor.clone()
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """The gradient as it came."""
-        [gradient] = gradients
-        if gradient is not None:
-            ctx.note(gradient)
-        return gradient, None
+def _norm(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64))
 
 
 def _is_compiling() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class EngineWatching(Watching):
         self.own_parameters = {id(parameter) for parameter in engine.module.parameters()}
         self._take_model_step = engine._take_model_step
         self._inside = False
-        self._at_loss: list[float] = []
+        self._at_loss: list[float | Callable[[], float]] = []
         self._step_calls = 0
         self._hook: Any = None
         self._replaced: dict[str, Any] = {}
@@ -66,10 +67,20 @@ class EngineWatching(Watching):
     def began(self) -> None:
         """Look at what is handed to ``backward``, count calls of ``step``, and see steps past the engine."""
         engine, self._at_loss, self._step_calls = self.engine, [], 0
-        backward, step = engine.backward, engine.step
+        backward, step, forward = engine.backward, engine.step, engine.forward
+        recorder = self.recorder
+        assert recorder is not None
+
+        def watched_forward(*arguments: Any, **keywords: Any) -> Any:
+            output = forward(*arguments, **keywords)
+            recorder.passed_on(output)
+            return output
 
         def watched_backward(loss: Any, *arguments: Any, **keywords: Any) -> Any:
-            if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
+            at_output = recorder.scalar_output(loss)
+            if at_output is not None:  # the engine's hooks there came before any of ours would
+                self._at_loss.append(at_output)
+            elif isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
                 loss.register_hook(lambda gradient: self._at_loss.append(float(gradient)))
             return backward(loss, *arguments, **keywords)
 
@@ -77,8 +88,8 @@ class EngineWatching(Watching):
             self._step_calls += 1
             return step(*arguments, **keywords)
 
-        self._replaced = {name: engine.__dict__.get(name) for name in ("backward", "step")}
-        engine.backward, engine.step = watched_backward, watched_step
+        self._replaced = {name: engine.__dict__.get(name) for name in ("backward", "step", "forward")}
+        engine.backward, engine.step, engine.forward = watched_backward, watched_step, watched_forward
         base = getattr(engine.optimizer, "optimizer", engine.optimizer)
         if hasattr(base, "register_step_pre_hook"):
             self._hook = base.register_step_pre_hook(self._before_optimizer_step)
@@ -173,12 +184,14 @@ class EngineWatching(Watching):
         )
 
 
-def _engine_factors(micro_steps: list[list[Forward]], at_loss: list[float], loss_scale: float) -> list[float]:
+def _engine_factors(
+    micro_steps: list[list[Forward]], at_loss: list[float | Callable[[], float]], loss_scale: float
+) -> list[float]:
     """What the engine multiplied each micro-step by: at the loss it was handed, and by its hooks at the outputs."""
     factors = []
     for k, forwards in enumerate(micro_steps):
-        arrived = sum(sum(forward.arrived.values()) for forward in forwards)
-        passed = sum(float(g.double().norm()) for forward in forwards for g in forward.gradients.values())
-        at_outputs = passed / arrived if arrived else 1.0
-        factors.append((at_loss[k] if k < len(at_loss) else 1.0) * at_outputs / loss_scale)
+        at_outputs = [forward.engine_factor() for forward in forwards]
+        at_outputs_mean = sum(at_outputs) / len(at_outputs)
+        handed = at_loss[k] if k < len(at_loss) else 1.0
+        factors.append((handed() if callable(handed) else handed) * at_outputs_mean / loss_scale)
     return factors
