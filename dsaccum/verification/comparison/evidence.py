@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dsaccum.reference_optimizers import NotRebuilt, Optimizer, StepSettings
@@ -114,6 +115,15 @@ class StepEvidence:
     def gradient_right(self) -> bool:
         """On every rank."""
         return self.stepped_once_at_the_end and bool(self.gradients) and all(each.passed for each in self.judged)
+
+    @property
+    def ranks_disagree(self) -> bool:
+        """Their reduced gradients are not the same to the bit: something was not reduced, or changed afterwards."""
+        return any(
+            not torch.equal(tensor, other.get(name, torch.empty(0)))
+            for other in self.vectors[1:]
+            for name, tensor in self.vectors[0].items()
+        )
 
     @property
     def optimizer_broke(self) -> bool:

@@ -12,7 +12,7 @@ from dsaccum.verification.comparison.evidence import CaseEvidence
 from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
 from dsaccum.verification.diagnosis.gradient import gradient_causes
 from dsaccum.verification.diagnosis.named import Named
-from dsaccum.verification.diagnosis.update import clipping_causes, schedule_causes, update_causes
+from dsaccum.verification.diagnosis.update import clipping_causes, follows_from_norms, schedule_causes, update_causes
 from dsaccum.verification.records.record import Cause
 
 
@@ -40,6 +40,9 @@ def diagnose(evidence: CaseEvidence, failed: Mapping[str, str]) -> list[Cause]:
                 open_claims -= claims
             for each in named:
                 open_claims -= _ALSO_EXPLAINS.get(each.candidates[0], frozenset())
+                unequal = each.candidates[0] == "ranks-not-reduced" and "update" in open_claims
+                if unequal and follows_from_norms(evidence):
+                    open_claims -= {"update"}
     if open_claims:
         found.append(Named((UNKNOWN,), {"failed": {claim: failed[claim] for claim in sorted(open_claims)}}))
     return [_cause(each, identifier) for each in found for identifier in each.candidates]
@@ -53,7 +56,7 @@ def _cause(named: Named, identifier: str | None = None) -> Cause:
         confidence="certain" if len(named.candidates) == 1 and identifier != UNKNOWN else "ambiguous",
         summary=advice.summary + (f" ({named.detail})" if named.detail else ""),
         evidence=named.evidence,
-        fix=advice.fix,
+        fix=named.fix or advice.fix,
     )
 
 
@@ -116,6 +119,8 @@ def _replicas(evidence: CaseEvidence) -> list[Named]:
         return [Named(("ranks-start-apart",), {"parameters": evidence.start_differing[:20]})]
     for step in evidence.steps:
         if step.replicas_differing:
+            if step.ranks_disagree:
+                return []  # the parameters differ since the gradients do
             shown = {"step": step.step, "parameters": step.replicas_differing[:20]}
             return [Named(("ranks-drift-apart",), shown, f"after step {step.step}: {step.replicas_differing[0]}")]
     return []

@@ -18,9 +18,8 @@ from dsaccum.verification.diagnosis.signatures import (
     dropped,
     signatures,
 )
+from dsaccum.verification.diagnosis.tensors import lost, single_tensors
 
-ABOUT_RIGHT = 0.05
-"""A tensor's ratio this close to 1 tells nothing: single elements are wrong, or something was added."""
 Explanation = frozenset[str]
 """Faults that together make a window's weights what they are."""
 _DROPPED, _ONLY_LAST = frozenset({"micro-batch-dropped"}), frozenset({"only-last-micro-batch"})
@@ -32,7 +31,11 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
     wrong = [step for step in evidence.steps if not step.gradient_right and step.gradients]
     if not wrong:
         return []
+    apart = next((step.step for step in evidence.steps if step.replicas_differing), None)
+    if apart is not None and wrong[0].step <= apart:
+        wrong = [step for step in wrong if step.step <= apart]  # later ones belong to other parameters on each rank
     named = loss_scale_causes(wrong) or low_precision_causes(evidence, wrong)
+    named = named or single_tensors(evidence, wrong, explained_only=True)
     if named:
         return named
     weighed = [step for step in wrong if not all(each.weights_right for each in step.judged)]
@@ -43,7 +46,7 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
         named += _tensors_aside(weighed) if named else []
     elif not all(each.explained for step in wrong for each in step.judged):
         named += _stale(evidence, wrong)
-    named += _single_tensors(wrong)
+    named += single_tensors(evidence, wrong, explained_only=False)
     if not named and evidence.draws:
         return [Named(("randomness-active",), {"forward_twice_differs_by": evidence.draws})]
     return named
@@ -163,29 +166,6 @@ def _stale(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named]:
     return []
 
 
-def _single_tensors(steps: Iterable[StepEvidence]) -> list[Named]:
-    """A few tensors are off in every wrong step while the weights, without them, are right."""
-    off: dict[str, float | None] = {}
-    for step in steps:
-        for check in step.judged:
-            if not check.weights_right or not check.off or len(check.off) > len(check.tensors) / 2:
-                return []
-            off |= {tensor.name: tensor.ratio for tensor in check.off}
-    return _lost(off)
-
-
-def _lost(off: dict[str, float | None]) -> list[Named]:
-    if not off:
-        return []
-    first, ratio = next(iter(off.items()))
-    more = f" and {len(off) - 1} more" if len(off) > 1 else ""
-    size = "" if ratio is None else f", {ratio:.3g} of what is due"
-    if ratio is not None and abs(ratio - 1) < ABOUT_RIGHT:
-        size = ", about as large as is due, and another"
-    detail = f"{first}{more}{size}"
-    return [Named(("parameter-gradient-lost",), {"parameters": dict(list(off.items())[:20])}, detail)]
-
-
 def _tensors_aside(steps: Iterable[StepEvidence]) -> list[Named]:
     """The same beside wrong weights: tensors that no weights explain together with the others."""
     off: dict[str, float | None] = {}
@@ -197,7 +177,7 @@ def _tensors_aside(steps: Iterable[StepEvidence]) -> list[Named]:
             if not aside:
                 return []
             off |= {name: fit.ratio for name, fit in aside.items()}
-    return _lost(off)
+    return [lost(off)] if off else []
 
 
 def _weights_shown(step: StepEvidence) -> dict[str, Any]:

@@ -13,3 +13,5 @@ class Named:
     candidates: tuple[str, ...]
     evidence: dict[str, Any] = field(default_factory=dict)
     detail: str = ""
+    fix: str | None = None
+    """Where another than the candidate's own fits better."""

@@ -14,13 +14,16 @@ FURTHEST = 64
 
 
 def clipping_causes(evidence: CaseEvidence) -> list[Named]:
-    """The gradient that reached the optimizer is another multiple of the reduced one than the limit asks for."""
+    """The gradient that reached the optimizer is another multiple of the reduced one than the limit asks for.
+
+    Where the ranks' gradients differ, so does the norm of which each is clipped: it is no mistake of clipping.
+    """
     for step in evidence.steps:
         saw, scale = step.saw, step.optimizer_step.loss_scale if step.optimizer_step else 1.0
         if saw is not None and not saw.passed and scale > 1 and _near(saw.ratio, scale):
             shown = {"step": step.step, "loss_scale": scale, "ratio": saw.ratio}
             return [Named(("loss-scale-not-removed",), shown, f"step {step.step}: {scale:g} times what is due")]
-        if saw is not None and not saw.passed and saw.is_a_multiple:
+        if saw is not None and not saw.passed and saw.is_a_multiple and not step.ranks_disagree:
             norm = _norm(step)
             limit = norm * saw.coefficient * (saw.ratio or 0.0)
             shown = {
@@ -80,6 +83,23 @@ def update_causes(evidence: CaseEvidence) -> list[Named]:
         named = named or _another_rate(evidence, evidence.optimizer, wrong)
         named = named or _count_offset(evidence, evidence.optimizer, wrong[0])
     return named
+
+
+def follows_from_norms(evidence: CaseEvidence) -> bool:
+    """Every wrong update is right with the multiple of its gradient that was seen, of ranks whose norms differ."""
+    for step in evidence.steps:
+        if step.update is None or step.update.passed:
+            continue
+        saw, captured, settings = step.saw, step.optimizer_step, step.settings
+        if saw is None or saw.ratio is None or captured is None or settings is None or not step.ranks_disagree:
+            return False
+        if isinstance(evidence.optimizer, NotRebuilt):
+            return False
+        due = due_hypothesis(saw, settings, step.update_number, captured, step.truth, evidence.case)
+        seen = replace(due, coefficient=saw.coefficient * saw.ratio)
+        if not check_update(captured, evidence.optimizer, seen).passed:
+            return False
+    return True
 
 
 def _another_rate(evidence: CaseEvidence, optimizer: Optimizer, steps: list[StepEvidence]) -> list[Named]:
