@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,18 @@ def test_limits(grown: int, gradient: int, state: str) -> None:
         found = judge_memory([[peak] for peak in peaks], make_case(stage=stage))
         assert found[1] == expected, found[2]
         assert (found[3] is not None) == (grown > 10)
+
+
+@pytest.mark.parametrize(("stage", "ranks", "grown", "state"), [
+    (2, 2, 40, "pass"), (2, 2, 42, "fail"), (2, 1, 12, "fail"), (0, 2, 12, "fail"),
+])  # fmt: skip
+def test_one_exchange_buffer_may_be_freed_late(stage: int, ranks: int, grown: int, state: str) -> None:
+    """10 elements of 4 bytes in a bucket, and 1 byte of activations. Seen at ZeRO 2: 637 or 668 kB with N = 6."""
+    case = make_case(stage=stage, ranks=ranks)
+    case = replace(case, config={**case.config, "zero_optimization": {"stage": stage, "reduce_bucket_size": 10}})
+    peaks = [a_peak(1, 8, 400, 0), a_peak(4, 2, 100, 100), a_peak(8, 2, 100, 100)]
+    peaks[2] = replace(peaks[2], peak_bytes=peaks[1].peak_bytes + grown)
+    assert judge_memory([[peak] for peak in peaks], case)[1] == state
 
 
 def test_growth_that_is_no_activation_fails_without_a_finding() -> None:

@@ -222,7 +222,7 @@ class _Splits:
         """What grows that should not, or does not stand where it should; None where all is well."""
         fewer, more = self.fewer, self.more
         for name, grown in self._growth().items():
-            if grown > self._allowed():
+            if grown > self._allowed(name):
                 before, after = (_size(peak.levels[name]) for peak in (fewer, more))
                 steps = more.accumulation_steps - fewer.accumulation_steps
                 return (
@@ -237,7 +237,7 @@ class _Splits:
     def finding(self) -> dict[str, Any] | None:
         """Evidence that activations are kept; None where something else is wrong."""
         grown = self._growth()["activation"]
-        if grown <= self._allowed():
+        if grown <= self._allowed("activation"):
             return None
         per_step = grown / (self.more.accumulation_steps - self.fewer.accumulation_steps)
         return {
@@ -267,9 +267,20 @@ class _Splits:
         names = ("activation",) if self.fewer is self.one else tuple(_WORDS)
         return {name: self.more.levels[name] - self.fewer.levels[name] for name in names}
 
-    def _allowed(self) -> float:
+    def _allowed(self, name: str) -> float:
         steps = self.more.accumulation_steps - self.fewer.accumulation_steps
-        return FLAT * self.fewer.activation_bytes + steps * self.more.kept_bytes
+        allowed = FLAT * self.fewer.activation_bytes + steps * self.more.kept_bytes
+        return allowed if name == "activation" else allowed + self._exchange_buffer()
+
+    def _exchange_buffer(self) -> int:
+        """What ZeRO exchanges at once. When it is freed depends on when the other ranks are done with it.
+
+        So a peak may hold one more of them in one run than in another, and of more micro-steps one more often is so.
+        """
+        if self._case.batch.world_size == 1 or self._case.zero_stage == 0:
+            return 0
+        bucket = self._case.config["zero_optimization"].get("reduce_bucket_size", self.more.gradient_buffer_bytes)
+        return min(int(bucket) * _DTYPES[self._case.accumulation_dtype].itemsize, self.more.gradient_buffer_bytes)
 
     def _one_micro_batch(self) -> float:
         return self.one.activation_bytes * self.fewer.micro_batch / self.one.micro_batch
