@@ -1,6 +1,7 @@
 """Finding what to watch in a script that knows nothing of it: engines, modules under DDP, and bare optimizers.
 
-``deepspeed.initialize`` is wrapped, also where it was imported by name before. Of what has no engine, the optimizer's
+``deepspeed.initialize`` is wrapped when the script imports it, or at once where it is there already, under any name;
+a script that never imports DeepSpeed doesn't get to see it. Of what has no engine, the optimizer's
 steps are seen by torch's own global hooks; its module is the outermost one called in the first window that has the
 optimizer's parameters.
 """
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from dsaccum.watch.after_import import AfterImport
 from dsaccum.watch.clipping import listen_from_the_start
 from dsaccum.watch.desk import Desk, framework
 from dsaccum.watch.module_copy import CannotCopy, Skeleton
@@ -33,6 +35,9 @@ class Attachment:
         self.desk = desk
         self.engines: list[EngineWatching] = []
         self.bare = _BareFinder(desk, self)
+        self._finder: Any = None
+        self._original: Any = None
+        self._wrapped: Any = None
         listen_from_the_start()
         self._wrap_initialize()
 
@@ -42,7 +47,10 @@ class Attachment:
         for engine in self.engines:
             engine.stop_recording()
             engine.left()
-        _replace_everywhere(self._wrapped, self._original)
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        if self._wrapped is not None:
+            _replace_everywhere(self._wrapped, self._original)
 
     def owned(self, parameter: Any) -> bool:
         """Whether an engine has it."""
@@ -59,8 +67,13 @@ class Attachment:
         return told + self.bare.unfinished
 
     def _wrap_initialize(self) -> None:
-        import deepspeed
+        if "deepspeed" in sys.modules:
+            self._wrap(sys.modules["deepspeed"])
+        else:
+            self._finder = AfterImport("deepspeed", self._wrap)
+            sys.meta_path.insert(0, self._finder)
 
+    def _wrap(self, deepspeed: Any) -> None:
         self._original = deepspeed.initialize
         self._wrapped = self._watched_initialize(self._original)
         _replace_everywhere(self._original, self._wrapped)

@@ -169,6 +169,9 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
     if "clipping" in open_claims:
         found.append(Named(("clipping-mismatch",), {}, failed["clipping"]))
         open_claims -= {"clipping", "update"}
+    if "update" in open_claims and judged.count_offset is not None:
+        found.append(Named(("optimizer-count-offset",), {"ahead_by": judged.count_offset}))
+        open_claims.discard("update")
     if open_claims:
         found.append(Named((UNKNOWN,), {"failed": {claim: failed[claim] for claim in sorted(open_claims)}}))
     return [_cause(judged, each, identifier) for each in found for identifier in each.candidates]

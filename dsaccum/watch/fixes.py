@@ -25,7 +25,12 @@ _ACCELERATE = {
     "processes, which are divided by later",
     "padding-counted": _MASK_PADDING,
 }
-_DEEPSPEED = {"padding-counted": _MASK_PADDING}
+_DEEPSPEED = {
+    "padding-counted": _MASK_PADDING,
+    "optimizer-count-offset": "bf16 at ZeRO 0: DeepSpeed makes an empty optimizer step at start; use ZeRO 1",
+    "ranks-share-data": "give each rank its own part: DistributedSampler(dataset) with rank and world size, or give "
+    "deepspeed.initialize the dataset as training_data",
+}
 _BARE = {
     "loss-scaled-twice": "divide the loss by N once: take one loss / N out of the loop",
     "loss-not-scaled": "divide the loss by the number of micro-batches: (loss / N).backward()",

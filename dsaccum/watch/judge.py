@@ -117,6 +117,7 @@ class Judged:
         saw: what reached the optimizer.
         update: what it made of it.
         update_reason: why that is not told.
+        count_offset: what Adam's count is ahead by, where that explains a wrong update.
         vectors: each rank's gradient.
     """
 
@@ -134,6 +135,7 @@ class Judged:
     saw: SawCheck | None
     update: UpdateCheck | None
     update_reason: str | None
+    count_offset: int | None
     case: Any
     vectors: list[Vectors] = field(default_factory=list)
 
@@ -186,7 +188,12 @@ def judge(window: WatchedWindow) -> Judged:
         total = max(sum(map(sum, counts.targets)), 1)
         weighting_truth, weighting = checks([[n / total for n in row] for row in counts.targets])
         tokens = _tokens(cast(list[list[TokenReading]], readings), passing[0], world)
-    saw, update, reason = _optimizer(ranks[0].step, facts)
+        # a_i is read off the logits' gradients, each rounded.
+        weighting = [replace(check, tolerance=check.tolerance + tokens.tolerance) for check in weighting]
+    saw, update, reason = _optimizer(ranks[0].step, facts, facts.updates_before)
+    count_offset = None
+    if update is not None and not update.passed:
+        count_offset = next((off for off in (1, -1, 2) if _passes_with(ranks[0].step, facts, off)), None)
     return Judged(
         window=window,
         counts=counts,
@@ -202,6 +209,7 @@ def judge(window: WatchedWindow) -> Judged:
         saw=saw,
         update=update,
         update_reason=reason,
+        count_offset=count_offset,
         case=case,
         vectors=[rank.gradient for rank in ranks],
     )
@@ -335,7 +343,16 @@ def _at(values: list[float], k: int) -> float:
     return values[k] if k < len(values) else 1.0
 
 
-def _optimizer(step: OptimizerStep | None, facts: RunFacts) -> tuple[SawCheck | None, UpdateCheck | None, str | None]:
+def _passes_with(step: OptimizerStep | None, facts: RunFacts, offset: int) -> bool:
+    """Whether another count of the updates before explains the update."""
+    before = facts.updates_before + offset
+    update = _optimizer(step, facts, before)[1] if before >= 0 else None
+    return update is not None and update.passed
+
+
+def _optimizer(
+    step: OptimizerStep | None, facts: RunFacts, updates_before: int
+) -> tuple[SawCheck | None, UpdateCheck | None, str | None]:
     """What reached the optimizer, and what it did: group by group, since groups differ in their decay."""
     if step is None or not step.applied or step.before is None or step.after is None:
         return None, None, "the step was not applied"
@@ -350,7 +367,7 @@ def _optimizer(step: OptimizerStep | None, facts: RunFacts) -> tuple[SawCheck | 
         part = _restricted(step, names)
         settings = StepSettings(rule.learning_rate, rule.betas)
         absent = frozenset(names) - {name for name, g in step.gradients.items() if g is not None}
-        found = check_update(part, rule, Hypothesis(settings, facts.updates_before, coefficient, absent))
+        found = check_update(part, rule, Hypothesis(settings, updates_before, coefficient, absent))
         tensors += found.tensors
         if found.ratio is not None:
             product, square = product + found.ratio, square + 1

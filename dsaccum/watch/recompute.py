@@ -182,9 +182,10 @@ def _undisturbed(live: nn.Module) -> Iterator[None]:
         raise NotRepeatable("the copy of its module still calls the original, as a function kept in an attribute does")
 
     before = RandomState.now()
-    guard = live.register_forward_pre_hook(refuse, prepend=True)
+    guards = [part.register_forward_pre_hook(refuse, prepend=True) for part in live.modules()]
     try:
         yield
     finally:
-        guard.remove()
+        for guard in guards:
+            guard.remove()
         before.restore()

@@ -166,6 +166,8 @@ def _rows(z: Tensor, g: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor, s
     size = rest.norm(dim=-1)
     s = (rest * others).sum(dim=-1) / (others * others).sum(dim=-1).clamp(min=1e-300)
     left = (rest - s[:, None] * others).norm(dim=-1) / size.clamp(min=1e-300)
+    at_target = s * p[rows, y] - g[rows, y]  # s, too, if nothing but cross entropy pulls at the logits
+    left = torch.maximum(left, (at_target / torch.where(size == 0, 1.0, s) - 1).abs())
     kinds: set[str] = set()
     if bool((left > limit).any()):
         s2, left2, kinds2 = _general(p, g, y, rows, size)

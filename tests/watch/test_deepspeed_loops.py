@@ -28,6 +28,7 @@ WRONG = {
     "padding": (["--ragged", "--mistake", "padding-counted"], "padding-counted"),
     "before shift": (["--ragged", "--loss", "tokens", "--mistake", "before-shift"], "targets-counted-before-shift"),
     "clipped each time": (["--mistake", "clip-each"], "clipped-every-micro-step"),
+    "bf16 at ZeRO 0": (["--dtype", "bf16"], "optimizer-count-offset"),
 }
 
 

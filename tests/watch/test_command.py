@@ -1,0 +1,117 @@
+"""``python -m dsaccum.watch``: the script sees what it would see without it, and exit codes are its own.
+
+Run: pytest tests/watch/test_command.py. Not covered: torchrun and accelerate launch, which start the same module as the
+deepspeed launcher does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsaccum.config.errors import ConfigError
+from dsaccum.verification.records.watch import WatchRecord
+from dsaccum.watch.arguments import parse_arguments, windows_of
+from tests.watch.running import SCRIPTS
+
+
+def command(words: list[str], folder: Path, *, launcher: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*(launcher or [sys.executable, "-m"]), "dsaccum.watch", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": str(SCRIPTS.parent.parent.parent)},
+    )
+
+
+def test_the_script_sees_what_it_would_see_alone(tmp_path: Path) -> None:
+    watched = command(["--window", "2", "--", str(SCRIPTS / "says.py"), "--flag", "x", "7"], tmp_path)
+    alone = subprocess.run(
+        [sys.executable, str(SCRIPTS / "says.py"), "--flag", "x", "7"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert json.loads(watched.stdout) == json.loads(alone.stdout)
+    assert watched.returncode == alone.returncode == 7
+    assert "nothing to watch" in watched.stderr
+
+
+def test_a_script_that_raises_raises(tmp_path: Path) -> None:
+    watched = command([str(SCRIPTS / "says.py"), "--loud"], tmp_path)
+    assert watched.returncode == 1
+    assert "ValueError: as it was told" in watched.stderr
+
+
+@pytest.mark.slow
+def test_fail_makes_a_bad_verdict_exit_code_1(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "plain_loop.py")
+    wrong = command(["--fail", "--json", "out.json", "--", script, "--mistake", "divided-twice"], tmp_path)
+    assert wrong.returncode == 1
+    assert "loss-scaled-twice (certain)" in wrong.stderr
+    record = WatchRecord.read(tmp_path / "out.json")
+    assert record.verdict == "not_equivalent"
+    assert record.engines[0].windows[0].causes[0].id == "loss-scaled-twice"
+    assert command(["--", script, "--mistake", "divided-twice"], tmp_path).returncode == 0
+    right = command(["--fail", "--stop-after-window", "--", script, "--save", "end.pt"], tmp_path)
+    assert right.returncode == 0
+    assert not (tmp_path / "end.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_deepspeed_launcher_starts_it(tmp_path: Path) -> None:
+    """With ``--local_rank``, which the launcher puts before everything and the script has to get."""
+    launcher = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--module"]
+    script = str(SCRIPTS / "deepspeed_loop.py")
+    ended = command(["--json", "out.json", "--fail", "--", script, "--stage", "2"], tmp_path, launcher=launcher)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    record = WatchRecord.read(tmp_path / "out.json")
+    assert record.verdict == "equivalent"
+    assert record.engines[0].windows[0].effective_batch.world_size == 2
+
+
+def test_flags_end_where_the_script_begins(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    arguments = parse_arguments(["--local_rank=1", "--window=2,4-5", "--fail", "--", str(script), "--fail", "--", "x"])
+    assert arguments is not None
+    assert arguments.windows == (2, 4, 5)
+    assert arguments.words == ("--local_rank=1", "--fail", "--", "x")
+    assert parse_arguments([str(script), "--window", "9"]).words == ("--window", "9")  # type: ignore[union-attr]
+    assert parse_arguments(["--help"]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--windw", "3", "x.py"], "--windw: there is no such flag"),
+        ([], "there is no script"),
+        (["--", "missing.py"], "missing.py"),
+        (["--window", "0", "x.py"], "--window: is no optimizer step"),
+        (["--window"], "--window: needs a value"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("")
+    with pytest.raises(ConfigError) as raised:
+        parse_arguments(words)
+    assert said.split(":")[0] in str(raised.value)
+    assert said.rpartition(": ")[2] in str(raised.value)
+
+
+def test_records_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("")
+    (tmp_path / "there.json").write_text("{}")
+    with pytest.raises(ConfigError, match="overwrite"):
+        parse_arguments(["--json", str(tmp_path / "there.json"), "--", str(tmp_path / "x.py")])
+
+
+def test_windows_are_numbers_lists_and_ranges() -> None:
+    assert windows_of("3") == (3,)
+    assert windows_of("5,2-3") == (2, 3, 5)

@@ -1,0 +1,97 @@
+"""Whatever happens to the watch, the script goes on, and one message says what it was.
+
+Run: pytest tests/watch/test_unharmed.py. The control for each: the same script, watched without the trouble, elsewhere
+in this folder. Not covered: a rank that dies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dsaccum.verification.records.watch import WatchRecord
+from dsaccum.watch import watching
+from dsaccum.watch.recording import Recorder
+from dsaccum.watch.session import Session
+from dsaccum.watch.subjects.deepspeed import Refused, refuse_what_cannot_be_watched
+from tests.watch.running import run_script
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("it broke")
+
+
+def watch(script: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[WatchRecord, str]:
+    session = Session(report=lambda record: None)
+    try:
+        run_script(script, words)
+    finally:
+        session.end()
+    return session.record, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["recompute", "optimizer_saw", "GradientSketch"])
+def test_a_failure_at_the_windows_end_is_one_message(
+    where: str,
+    one_rank: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    run_script("deepspeed_loop", ["--save", str(tmp_path / "plain.pt")])
+    monkeypatch.setattr(watching, where, broken)
+    record, said = watch("deepspeed_loop", ["--save", str(tmp_path / "watched.pt")], capsys)
+    assert record.engines == []
+    assert said.count("it broke") == 1
+    assert "the script goes on" in said
+    plain, seen = torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")
+    assert all(torch.equal(plain[name], seen[name]) for name in plain)
+
+
+@pytest.mark.parametrize("where", ["_before", "_after", "_keep", "passed_on"])
+def test_a_failure_in_a_hook_is_one_message(
+    where: str, one_rank: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the hooks call, rather than the hooks themselves, which hold the guard."""
+    inner = {"_before": "copied", "_after": "leaves", "passed_on": "leaves"}
+    if where in inner:
+        monkeypatch.setattr(f"dsaccum.watch.recording.{inner[where]}", broken)
+    else:
+        monkeypatch.setattr(Recorder, where, broken)
+    record, said = watch("deepspeed_loop", [], capsys)
+    assert record.engines == []
+    assert said.count("it broke") == 1
+
+
+def test_a_window_that_never_comes_is_said(one_rank: object, capsys: pytest.CaptureFixture[str]) -> None:
+    record, said = watch("deepspeed_loop", ["--updates", "2"], capsys)
+    assert record.engines == []
+    assert "window 3 was not reached: engine 1 made 2 optimizer steps" in said
+
+
+def test_what_cannot_be_watched_is_refused_with_the_reason() -> None:
+    class PipelineEngine:
+        pass
+
+    class DeepSpeedEngine:
+        optimizer = None
+
+    with pytest.raises(Refused, match="pipeline"):
+        refuse_what_cannot_be_watched(PipelineEngine())
+    with pytest.raises(Refused, match="no optimizer"):
+        refuse_what_cannot_be_watched(DeepSpeedEngine())
+
+
+def test_nothing_stays_on_the_process(one_rank: object) -> None:
+    import deepspeed
+
+    before, clip = deepspeed.initialize, nn.utils.clip_grad_norm_
+    session = Session(report=lambda record: None)
+    assert deepspeed.initialize is not before
+    session.end()
+    assert deepspeed.initialize is before
+    assert nn.utils.clip_grad_norm_.__name__ == clip.__name__
