@@ -115,3 +115,79 @@ def halves_one(subject: Subject) -> AbstractContextManager[None]:
 def turns_one_around(subject: Subject) -> AbstractContextManager[None]:
     """One parameter's gradient is wrong in no way that has a name."""
     return _hooked(_named(subject, "h.0.attn.c_attn.weight"), lambda gradient: gradient.flip(0))
+
+
+@_fault
+def rounds_for_the_ranks(subject: Subject) -> AbstractContextManager[None]:
+    """A compression hook: gradients are bf16 while they are averaged."""
+    engine = subject.engine
+    reduce = engine.allreduce_bucket
+
+    def rounded(bucket: Any, *arguments: Any, **keywords: Any) -> Any:
+        return reduce([tensor.bfloat16().float() for tensor in bucket], *arguments, **keywords)
+
+    return replaced(engine, "allreduce_bucket", rounded)
+
+
+@_fault
+def clips_what_there_is(subject: Subject) -> AbstractContextManager[None]:
+    """After each backward, to a limit that is not the JSON's."""
+    engine = subject.engine
+    backward = engine.backward
+
+    def then_clip(*arguments: Any, **keywords: Any) -> Any:
+        result = backward(*arguments, **keywords)
+        torch.nn.utils.clip_grad_norm_(engine.module.parameters(), 0.3)
+        return result
+
+    return replaced(engine, "backward", then_clip)
+
+
+@_fault
+def schedules_before_the_step(subject: Subject) -> AbstractContextManager[None]:
+    """lr_scheduler.step(), then optimizer.step()."""
+    engine = subject.engine
+    take = engine._take_model_step
+
+    def scheduled(*arguments: Any, **keywords: Any) -> Any:
+        scheduler = engine.lr_scheduler
+        scheduler.step()
+        with replaced(engine, "lr_scheduler", None):
+            return take(*arguments, **keywords)
+
+    return replaced(engine, "_take_model_step", scheduled)
+
+
+def _clear_states(subject: Subject) -> None:
+    if subject.ranks.rank == subject.ranks.world_size - 1:
+        for state in subject.engine.optimizer.state.values():
+            for key in {"exp_avg", "exp_avg_sq"} & set(state):
+                state[key].zero_()
+
+
+def _around_second_step(subject: Subject, *, before: bool) -> AbstractContextManager[None]:
+    optimizer = subject.engine.optimizer
+    step, taken = optimizer.step, []
+
+    def stepped(*arguments: Any, **keywords: Any) -> Any:
+        taken.append(1)
+        if len(taken) == 2 and before:
+            _clear_states(subject)
+        result = step(*arguments, **keywords)
+        if len(taken) == 2 and not before:
+            _clear_states(subject)
+        return result
+
+    return replaced(optimizer, "step", stepped)
+
+
+@_fault
+def loses_states_before_the_step(subject: Subject) -> AbstractContextManager[None]:
+    """The last rank's part of Adam's moments is zeroed before their use."""
+    return _around_second_step(subject, before=True)
+
+
+@_fault
+def loses_states_after_the_step(subject: Subject) -> AbstractContextManager[None]:
+    """And after it."""
+    return _around_second_step(subject, before=False)

@@ -74,22 +74,24 @@ def compare(
         still_tied = not (split and updates)  # from then on the run has values that this model cannot have
         others = [replace(other, probe=choice.probe) for other in case.windows if other.index != choice.index]
         steps.append(
-            gather_step(
-                case,
-                rules,
-                side.window(choice, values),
-                side.sketch,
-                window,
-                split=split,
-                comparable=[each == before[0] and still_tied for each in before],
-                changed_before=_changed_before(captures, index),
-                frozen_before=_frozen_before(captures, index),
-                counts=_counts(due, side.targets),
-                updates_before=updates,
-                loss=runs[0].losses[index] if still_tied else None,
-                sample_faults=check_samples(
-                    window, due, [side.micro_batches(other) for other in others], ours=case.loop in LOOPS
-                ),
+            _without_legal_oddities(
+                gather_step(
+                    case,
+                    rules,
+                    side.window(choice, values),
+                    side.sketch,
+                    window,
+                    split=split,
+                    comparable=[each == before[0] and still_tied for each in before],
+                    changed_before=_changed_before(captures, index),
+                    frozen_before=_frozen_before(captures, index),
+                    counts=_counts(due, side.targets),
+                    updates_before=updates,
+                    loss=runs[0].losses[index] if still_tied else None,
+                    sample_faults=check_samples(
+                        window, due, [side.micro_batches(other) for other in others], ours=case.loop in LOOPS
+                    ),
+                )
             )
         )
         updates += sum(step.applied for step in window[0].steps)
@@ -113,6 +115,13 @@ def compare(
         model_draws=side.draws(case.windows[0], values_before[0]),
         trajectory=_trajectory(case, side, rules, starts[0], firsts) if with_trajectory else TrajectoryRecord(),
     )
+
+
+def _without_legal_oddities(step: StepEvidence) -> StepEvidence:
+    """A loop may hand rows on as it likes while the gradient is right; other boundaries move the micro-steps."""
+    if not step.gradient_right and step.stepped_once_at_the_end:
+        return step
+    return replace(step, sample_faults=[fault for fault in step.sample_faults if not fault.handed_on])
 
 
 def _rules(case: Case) -> Rules:

@@ -15,6 +15,7 @@ from dsaccum.verification.cases.case import Case, WindowChoice
 from dsaccum.verification.comparison.gradient_check import FP32, GradientCheck, check_gradient, unit_roundoff
 from dsaccum.verification.comparison.sample_check import SampleFault
 from dsaccum.verification.comparison.sketch import GradientSketch
+from dsaccum.verification.comparison.state_check import lost_states
 from dsaccum.verification.comparison.ties import joined
 from dsaccum.verification.comparison.truth import WindowTruth
 from dsaccum.verification.comparison.update_check import (
@@ -82,6 +83,7 @@ class StepEvidence:
         replicas_differing: parameters whose copies differ between ranks after the window.
         frozen_changed: parameters that are not trained and changed, in this step or between the one before and it.
         changed_before: parameters that differ, or whose optimizer states do, from what the window before left.
+        state_lost: parameters whose optimizer states became zeros inside the step, before or after their use.
     """
 
     step: int
@@ -105,6 +107,7 @@ class StepEvidence:
     replicas_differing: list[str]
     frozen_changed: list[str]
     changed_before: list[str]
+    state_lost: list[str] = field(default_factory=list)
 
     @property
     def stepped_once_at_the_end(self) -> bool:
@@ -270,7 +273,8 @@ def gather_step(
     number = updates_before + applied_inside + 1
     settings = rules.settings(number)
     moved = last is not None and last.applied
-    saw = check_optimizer_saw(last, case.gradient_clipping) if last is not None and moved else None
+    lost = lost_states(last, case.gradient_clipping) if last is not None and moved else {}
+    saw = check_optimizer_saw(last, case.gradient_clipping, lost) if last is not None and moved else None
     update = None
     if last is not None and moved and settings is not None and isinstance(rules.optimizer, Optimizer) and not split:
         update = check_update(last, rules.optimizer, due_hypothesis(saw, settings, number, last, truth, case))
@@ -301,6 +305,7 @@ def gather_step(
         replicas_differing=differing([capture.checksums for capture in captures]),
         frozen_changed=list(dict.fromkeys([*frozen_before, *(frozen_changes(last) if last is not None else [])])),
         changed_before=changed_before,
+        state_lost=list(lost),
     )
 
 

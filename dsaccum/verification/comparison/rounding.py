@@ -96,6 +96,30 @@ def accumulated(columns: Columns, due: Sequence[float], world_size: int, dtype: 
     return total
 
 
+def exchanged(
+    columns: Columns, due: Sequence[float], world_size: int, dtype: torch.dtype, *, each: bool
+) -> dict[str, torch.Tensor]:
+    """The due sum, rounded to ``dtype`` on its way to the other ranks only; flat, float64, by name.
+
+    Args:
+        columns: whole ones.
+        due: their weights.
+        world_size: W.
+        dtype: that gradients are rounded to.
+        each: each micro-batch's gradient, as where ranks are averaged at every micro-step; else each rank's sum.
+    """
+    total: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for column in columns for name in column):
+        zeros = torch.zeros_like(_column(columns[0], name, columns))
+        total[name] = zeros
+        for rank in range(world_size):
+            own = zip(columns[rank::world_size], due[rank::world_size], strict=True)
+            terms = [(world_size * weight * _column(column, name, columns)).float() for column, weight in own]
+            parts = terms if each else [sum(terms[1:], terms[0])]
+            total[name] = total[name] + sum((part.to(dtype).double() for part in parts), zeros) / world_size
+    return total
+
+
 def _column(column: dict[str, Tensor], name: str, columns: Columns) -> Tensor:
     if name in column:
         return column[name].double().reshape(-1)

@@ -113,8 +113,15 @@ class SawCheck:
         return left <= max(1.0, abs(self.ratio)) * self.bound + 1e-7 * self.error
 
 
-def check_optimizer_saw(step: OptimizerStep, limit: float) -> SawCheck | None:
+def check_optimizer_saw(
+    step: OptimizerStep, limit: float, leave_out: Mapping[str, Tensor] | None = None
+) -> SawCheck | None:
     """Compare what reached the optimizer with the reduced gradient, unscaled and clipped anew.
+
+    Args:
+        step: with what was before and after it.
+        limit: of the norm.
+        leave_out: elements of which the trace is lost, by parameter.
 
     Returns:
         None where the optimizer leaves no trace of it, or the step was not applied.
@@ -126,13 +133,18 @@ def check_optimizer_saw(step: OptimizerStep, limit: float) -> SawCheck | None:
     difference, size, product, square, rounding = 0.0, 0.0, 0.0, 0.0, 0.0
     for name, seen in step.saw.items():
         due = gradient[name] * coefficient if name in gradient else torch.zeros_like(seen.values)
-        difference = math.hypot(difference, float((seen.values - due).norm()))
+        values = seen.values
+        if leave_out and name in leave_out:
+            values, due = values[~leave_out[name]], due[~leave_out[name]]
+        difference = math.hypot(difference, float((values - due).norm()))
         size = math.hypot(size, float(due.norm()))
         rounding = math.hypot(rounding, seen.rounding)
-        product += float((seen.values * due).sum())
+        product += float((values * due).sum())
         square += float((due * due).sum())
     roundoff = torch.finfo(torch.float32).eps / 2
     if not size:
+        if leave_out:
+            return None
         return SawCheck(0.0 if difference == 0 else math.inf, 0.0, None, coefficient)
     elements = sum(tensor.numel() for tensor in gradient.values())
     norm_rounding = roundoff * math.sqrt(elements) if coefficient < 1 else 0.0

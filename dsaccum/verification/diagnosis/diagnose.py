@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dsaccum.verification.comparison.evidence import CaseEvidence
 from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
 from dsaccum.verification.diagnosis.gradient import gradient_causes
+from dsaccum.verification.diagnosis.hints import where_to_look
 from dsaccum.verification.diagnosis.named import Named
 from dsaccum.verification.diagnosis.update import clipping_causes, follows_from_norms, schedule_causes, update_causes
 from dsaccum.verification.records.record import Cause
@@ -44,7 +45,8 @@ def diagnose(evidence: CaseEvidence, failed: Mapping[str, str]) -> list[Cause]:
                 if unequal and follows_from_norms(evidence):
                     open_claims -= {"update"}
     if open_claims:
-        found.append(Named((UNKNOWN,), {"failed": {claim: failed[claim] for claim in sorted(open_claims)}}))
+        shown = {"failed": {claim: failed[claim] for claim in sorted(open_claims)}}
+        found.append(Named((UNKNOWN,), shown, fix=where_to_look(evidence)))
     return [_cause(each, identifier) for each in found for identifier in each.candidates]
 
 
@@ -78,13 +80,20 @@ _SAMPLE_FAULTS = {
     "unknown": "samples-misplaced",
     "misaligned": "fields-misaligned",
     "forward": "samples-misplaced",
+    "missing": "samples-misplaced",
 }
+_HANDED_ON = (
+    "the loop was given the right micro-batch and handed the model another: look for a buffer, a prefetcher or an "
+    "iterator of its own between the two"
+)
 
 
 def _samples(evidence: CaseEvidence) -> list[Named]:
     named: dict[str, Named] = {}
     for step in evidence.steps:
         for fault in step.sample_faults:
+            if fault.handed_on and fault.kind in ("forward", "cut"):
+                continue  # of no other place: something was done to the rows themselves
             identifier = _SAMPLE_FAULTS[fault.kind]
             where = {
                 "step": step.step,
@@ -94,7 +103,8 @@ def _samples(evidence: CaseEvidence) -> list[Named]:
                 "rows": fault.kind,
             }
             place = f"first at step {step.step}, rank {fault.rank}, micro-step {fault.micro_step}: {fault.field}"
-            named.setdefault(identifier, Named((identifier,), where, place))
+            fix = _HANDED_ON if fault.handed_on else None
+            named.setdefault(identifier, Named((identifier,), where, place, fix))
     return list(named.values())
 
 
@@ -145,6 +155,9 @@ _ALSO_EXPLAINS = {
     "ranks-not-reduced": frozenset({"replicas", "clipping", "communication"}),
     # No gradient buffer stands while the next micro-batch runs.
     "only-last-micro-batch": frozenset({"memory"}),
+    # It shows in the updates, while the parameter group says what is due.
+    "rate-mismatch": frozenset({"schedule"}),
+    "schedule-offset": frozenset({"schedule"}),
 }
 # What explains which failed claims, in this order: a cause found closes the claims that follow from it.
 _EVERYTHING = frozenset({"gradient", "clipping", "update", "loss", "schedule", "samples", "replicas", "communication"})

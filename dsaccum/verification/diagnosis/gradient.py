@@ -10,6 +10,7 @@ from dsaccum.verification.comparison.factors import Factors
 from dsaccum.verification.comparison.gradient_check import GradientCheck
 from dsaccum.verification.comparison.weights import judge_tensors, recover_robustly
 from dsaccum.verification.diagnosis.named import Named
+from dsaccum.verification.diagnosis.own_limit import clipped_with_own_limit
 from dsaccum.verification.diagnosis.precision import loss_scale_causes, low_precision_causes
 from dsaccum.verification.diagnosis.signatures import (
     Matrix,
@@ -42,7 +43,7 @@ def gradient_causes(evidence: CaseEvidence) -> list[Named]:
     if weighed:
         if not all(each.explained for step in weighed for each in step.judged):
             named += _stale(evidence, weighed)
-        named = named or _by_weights(evidence, weighed)
+        named = named or _by_weights(evidence, weighed) or clipped_with_own_limit(evidence, weighed, _fits)
         named += _tensors_aside(weighed) if named else []
     elif not all(each.explained for step in wrong for each in step.judged):
         named += _stale(evidence, wrong)

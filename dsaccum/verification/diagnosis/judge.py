@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dsaccum.reference_optimizers import NotRebuilt
 from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
+from dsaccum.verification.diagnosis.rates import rates_behind_updates
 from dsaccum.verification.records.record import Claims, ClaimState
 
 UPDATES_NEEDED = 2
@@ -83,6 +84,11 @@ def _update(evidence: CaseEvidence) -> Judged:
             return Judged("fail", f"before step {step.step}: {name} or its optimizer state was changed between windows")
         if step.frozen_changed:
             return Judged("fail", f"by step {step.step}: {step.frozen_changed[0]} is not trained and changed")
+        if step.state_lost:
+            more = f" and {len(step.state_lost) - 1} more" if len(step.state_lost) > 1 else ""
+            return Judged(
+                "fail", f"step {step.step}: the optimizer's state of {step.state_lost[0]}{more} was lost in it"
+            )
         if step.update is not None and not step.update.passed:
             worst = step.update.off[0]
             return Judged(
@@ -99,11 +105,18 @@ def _update(evidence: CaseEvidence) -> Judged:
     return Judged("pass")
 
 
+def told_apart(step: StepEvidence) -> str:
+    """The logged loss and the right one, with as many digits as it takes to differ."""
+    logged, right = step.loss or 0.0, step.truth.loss
+    digits = next((n for n in range(6, 17) if f"{logged:.{n}g}" != f"{right:.{n}g}"), 17)
+    return f"{logged:.{digits}g} was logged, {right:.{digits}g} is right"
+
+
 def _loss(evidence: CaseEvidence) -> Judged:
     known = [step for step in evidence.steps if step.loss is not None]
     for step in known:
         if not step.loss_right:
-            return Judged("fail", f"step {step.step}: {step.loss:.6g} was logged, {step.truth.loss:.6g} is right")
+            return Judged("fail", f"step {step.step}: {told_apart(step)}")
     return Judged("pass") if known else Judged("untested", "the loop logged no finite loss")
 
 
@@ -113,16 +126,30 @@ def _schedule(evidence: CaseEvidence) -> Judged:
         if not step.schedule_right and step.settings is not None:
             used, due = max(step.rates), step.settings.learning_rate
             return Judged("fail", f"step {step.step}: learning rate {used:.4g}, due {due:.4g}")
+    if used_otherwise := rates_behind_updates(evidence):
+        first = used_otherwise[0]
+        said = f"step {first.step}: the update was made with {first.used:.4g}, due {first.due:.4g}"
+        return Judged("fail", f"{said}, and {first.due:.4g} is what the parameter group says")
     if not known:
         reasons = [rule.reason for rule in (evidence.schedule, evidence.optimizer) if isinstance(rule, NotRebuilt)]
         return Judged("untested", reasons[0] if reasons else "the optimizer never stepped")
     return Judged("pass")
 
 
+_HANDED_ON = {
+    "forward": "other tokens than are due",
+    "cut": "rows that end before their last target",
+    "missing": "not all rows that are due",
+}
+
+
 def _samples(evidence: CaseEvidence) -> Judged:
     for step in evidence.steps:
         for fault in step.sample_faults:
             rows = "the model was given other tokens" if fault.kind == "forward" else f"{fault.kind} rows"
+            rows = f"the loop handed the model {fault.kind} rows" if fault.handed_on else rows
+            if fault.handed_on and fault.kind in _HANDED_ON:
+                rows = f"the loop handed the model {_HANDED_ON[fault.kind]}"
             return Judged(
                 "fail", f"step {step.step}, rank {fault.rank}, micro-step {fault.micro_step}: {rows} ({fault.field})"
             )

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dsaccum.reference_optimizers import Adam, NotRebuilt, Optimizer, StepSettings, global_norm
 from dsaccum.verification.comparison.evidence import SCHEDULE_TOLERANCE, CaseEvidence, StepEvidence, due_hypothesis
 from dsaccum.verification.comparison.update_check import Hypothesis, check_update, unscaled
 from dsaccum.verification.diagnosis.named import Named
+from dsaccum.verification.diagnosis.rates import offset_behind_updates, rates_behind_updates
 
 FURTHEST = 64
 """Schedules are searched so many updates ahead."""
+_EARLY = (
+    "call lr_scheduler.step() after optimizer.step(), not before it, and once: engine.step() does both in that order. "
+    "After the step the parameter group shows the right rate again"
+)
+_LATE = (
+    "look for a rate that reaches the optimizer late: lr_scheduler.step() belongs right after optimizer.step(), once, "
+    "and engine.step() does both"
+)
 
 
 def clipping_causes(evidence: CaseEvidence) -> list[Named]:
@@ -80,7 +90,7 @@ def update_causes(evidence: CaseEvidence) -> list[Named]:
     wrong = [step for step in evidence.steps if step.update is not None and not step.update.passed]
     if wrong and not isinstance(evidence.optimizer, NotRebuilt):
         named += _absent_gradient(evidence, evidence.optimizer, wrong)
-        named = named or _another_rate(evidence, evidence.optimizer, wrong)
+        named = named or _another_rate(evidence)
         named = named or _count_offset(evidence, evidence.optimizer, wrong[0])
     return named
 
@@ -102,23 +112,19 @@ def follows_from_norms(evidence: CaseEvidence) -> bool:
     return True
 
 
-def _another_rate(evidence: CaseEvidence, optimizer: Optimizer, steps: list[StepEvidence]) -> list[Named]:
+def _another_rate(evidence: CaseEvidence) -> list[Named]:
     """One factor on the rate explains every wrong step, though the rate that was set is right: changed on its way."""
-    used = []
-    for step in steps:
-        settings, captured = step.settings, step.optimizer_step
-        ratio = step.update.ratio if step.update else None
-        if settings is None or captured is None or ratio is None:
-            return []
-        rate = settings.learning_rate * ratio
-        due = due_hypothesis(step.saw, settings, step.update_number, captured, step.truth, evidence.case)
-        scaled = replace(due, settings=replace(settings, learning_rate=rate))
-        if ratio <= 0 or not check_update(captured, optimizer, scaled).passed:
-            return []
-        used.append((step.step, rate, settings.learning_rate))
-    shown = {"steps": [step for step, _, _ in used], "rates": [rate for _, rate, _ in used]}
-    first, rate, right = used[0]
-    return [Named(("rate-mismatch",), shown, f"step {first}: used {rate:.4g}, due {right:.4g}")]
+    used = rates_behind_updates(evidence)
+    if not used:
+        return []
+    shown: dict[str, Any] = {"steps": [each.step for each in used], "rates": [each.used for each in used]}
+    detail = f"step {used[0].step}: used {used[0].used:.4g}, due {used[0].due:.4g}"
+    offset = offset_behind_updates(evidence)
+    if offset is None:
+        return [Named(("rate-mismatch",), shown, detail)]
+    whose = f"what is due {abs(offset)} update{'s' if abs(offset) > 1 else ''} {'later' if offset > 0 else 'earlier'}"
+    shown |= {"due": [each.due for each in used], "offset": offset}
+    return [Named(("schedule-offset",), shown, f"{detail}: {whose}", fix=_EARLY if offset > 0 else _LATE)]
 
 
 def _count_offset(evidence: CaseEvidence, optimizer: Optimizer, step: StepEvidence) -> list[Named]:

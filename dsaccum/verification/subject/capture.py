@@ -51,6 +51,7 @@ class WindowCapture:
         step: from 1.
         micro_batches: as the loop was given them, [N].
         inputs: the token ids that reached each forward, in order; there may be more or fewer than N.
+        inputs_at: the micro-step of each of them, from 1.
         steps: optimizer steps inside the window; one, at its end, if all is well.
         steps_past_engine: after which micro-steps the optimizer stepped without the engine; 0 is before the first.
         finite: whether each micro-step's own gradient was, seen at one parameter, which NaN and infinity all reach.
@@ -60,6 +61,7 @@ class WindowCapture:
     step: int
     micro_batches: list[MicroBatch] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
+    inputs_at: list[int] = field(default_factory=list)
     steps: list[OptimizerStep] = field(default_factory=list)
     steps_past_engine: list[int] = field(default_factory=list)
     finite: list[bool] = field(default_factory=list)
@@ -157,6 +159,7 @@ class _Recorder:
         given = keywords.get("input_ids", next((value for value in arguments if isinstance(value, Tensor)), None))
         if isinstance(given, Tensor):
             self._window.inputs.append(given.detach().cpu().clone())
+            self._window.inputs_at.append(self._micro_step + 1)
 
     def at_gradient(self, gradient: Tensor) -> None:
         """Called with each micro-step's own gradient of the sentinel; None leaves it as it is."""
