@@ -6,11 +6,13 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from dsaccum.config.errors import ConfigError, nearest
 
 _MODULE_PREFIX: Final = "_dsaccum_factory_"
+_STATE: Final = "__dsaccum_state__"
 
 
 def place_of(error: BaseException) -> str:
@@ -27,6 +29,8 @@ def place_of(error: BaseException) -> str:
 def load_factory(reference: str, *, source: str | Path | None = None, key: str) -> Callable[..., Any]:
     """Import the function that ``reference`` names. Its file is executed: only name code that you trust.
 
+    It is executed once in a process, unless it has changed meanwhile: what it patches is patched once.
+
     Raises:
         ConfigError: the file is missing, cannot be executed, or has no such function.
     """
@@ -34,17 +38,7 @@ def load_factory(reference: str, *, source: str | Path | None = None, key: str) 
     path = Path(path_text)
     if not _is_file(path):
         raise ConfigError("there is no such file", source=source, key=key, value=reference, allowed="FILE.py:function")
-    module_name = f"{_MODULE_PREFIX}{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError("is not a Python file", source=source, key=key, value=reference, allowed="FILE.py:function")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        problem = f"the file cannot be imported ({type(error).__name__}: {error})"
-        raise ConfigError(problem, source=source, key=key, value=reference) from error
+    module = _executed_before(path) or _execute(path, reference, source=source, key=key)
     function = getattr(module, name, None)
     if not callable(function):
         known = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
@@ -57,6 +51,37 @@ def load_factory(reference: str, *, source: str | Path | None = None, key: str) 
             fix=f"{path_text}:{guess}" if guess else f"define {name} in {path}",
         )
     return function
+
+
+def _executed_before(path: Path) -> ModuleType | None:
+    module = sys.modules.get(_module_name(path))
+    return module if module is not None and getattr(module, _STATE, None) == _state(path) else None
+
+
+def _execute(path: Path, reference: str, *, source: str | Path | None, key: str) -> ModuleType:
+    module_name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError("is not a Python file", source=source, key=key, value=reference, allowed="FILE.py:function")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    state = _state(path)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        problem = f"the file cannot be imported ({type(error).__name__}: {error})"
+        raise ConfigError(problem, source=source, key=key, value=reference) from error
+    setattr(module, _STATE, state)
+    return module
+
+
+def _module_name(path: Path) -> str:
+    return f"{_MODULE_PREFIX}{path.stem}"
+
+
+def _state(path: Path) -> tuple[str, bytes]:
+    """Which file, and what stands in it."""
+    return str(path.resolve()), path.read_bytes()
 
 
 def call_factory(reference: str, *, source: str | Path | None = None, key: str, **arguments: Any) -> Any:

@@ -100,6 +100,9 @@ def start_process_group(ranks: Ranks, timeout: timedelta) -> None:
 
     if ranks.world_size == 1:
         _be_the_only_rank(ranks)
+    deepspeed.accelerator.get_accelerator().set_device(
+        ranks.local_rank
+    )  # objects are exchanged before an engine sets it
     _never_compile_shared_memory_op()
     deepspeed.init_distributed(timeout=timeout, auto_mpi_discovery=False, verbose=False)
 

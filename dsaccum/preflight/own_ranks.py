@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Concatenate
@@ -10,9 +11,17 @@ import torch.distributed as dist
 
 from dsaccum.engine.process import Ranks
 from dsaccum.preflight.undisturbed import undisturbed
+from dsaccum.training.failure import is_communication
+from dsaccum.training.outcome import RunFailed
 from dsaccum.verification.ranks.interface import OnMessage, RankContext, Result, ignore_message
 
 _LOOK_S = 0.01
+_SETTLE_S = 10.0
+"""After one rank has raised, for the others to do so, too, or to be done."""
+
+
+class TaskRaised(Exception):
+    """A task raised on every rank; its cause is what it raised here."""
 
 
 class OwnContext:
@@ -39,7 +48,8 @@ class OwnContext:
 class OwnRanks:
     """A ``TaskRunner`` on rank 0; the other ranks ``follow``. Nobody waits in a collective while rank 0 computes.
 
-    A task that raises on one rank ends the run, as a step of training would: the others may be inside a collective.
+    A task that raises on every rank is done, with ``TaskRaised``. One that raises on some alone ends the run, as a step
+    of training would: the others may be inside a collective.
 
     Args:
         ranks: this process's place.
@@ -81,7 +91,7 @@ class OwnRanks:
             said = self._exchange(None)
             if not isinstance(said, tuple):
                 return said
-            with undisturbed():
+            with undisturbed(), contextlib.suppress(TaskRaised):
                 self._do(*said)
 
     def _exchange(self, said: Any) -> Any:
@@ -104,13 +114,43 @@ class OwnRanks:
     def _do(self, task: Callable[..., Any], arguments: tuple[Any, ...]) -> list[tuple[Any, list[Any]]]:
         """Each rank's result and messages, on rank 0; nothing on others."""
         context = OwnContext(self._ranks, self._moved_in_task)
-        mine = (task(context, *arguments), context.messages)
+        result, raised = None, None
+        try:
+            result = task(context, *arguments)
+        except Exception as error:
+            if is_communication(error):
+                raise
+            raised = error
+        self._agree(raised)
+        if raised is not None:
+            raise TaskRaised from raised
+        mine = (result, context.messages)
         if self._ranks.world_size == 1:
             return [mine]
         told: list[Any] | None = [None] * self._ranks.world_size if self._ranks.is_first else None
         dist.gather_object(mine, told)
         self.moved()
         return told or []
+
+    def _agree(self, raised: Exception | None) -> None:
+        """Wait until every rank is done with the task; all of them, or none, must have raised.
+
+        Raises:
+            RunFailed: another rank raised.
+        """
+        everywhere = [f"{self._key(self._calls)}/{rank}" for rank in range(self._ranks.world_size)]
+        self._store.set(everywhere[self._ranks.rank], "raised" if raised else "done")
+        heard_at: float | None = None
+        while True:
+            said = [self._store.get(key) for key in everywhere if self._store.check([key])]
+            if b"raised" in said:
+                heard_at = heard_at or time.monotonic()
+            if len(said) == len(everywhere) or (heard_at is not None and time.monotonic() - heard_at > _SETTLE_S):
+                break
+            self.moved()
+            time.sleep(_LOOK_S)
+        if (b"raised" in said and set(said) != {b"raised"}) or len(said) < len(everywhere):
+            raise raised or RunFailed("another rank failed in the preflight")
 
     def _moved_in_task(self) -> None:
         self._come += 1

@@ -62,6 +62,7 @@ def execute(
         with failures_named(ranks, watchdog):
             console = _announce(inputs, ranks)
             checked = None if preflight is None else preflight(inputs, ranks, watchdog, console.note)
+            _stop_if_asked(stop, ranks)
             engine = _build_engine(inputs)
             journal, directory = _open_journal(inputs, ranks, engine, console, command, checked)
             watchdog.on_end = stop.on_end = partial(journal.fail, speaks=True)
@@ -81,6 +82,15 @@ def execute(
             f"stopped by {asked_by} after step {steps} of {settings.steps}; the model is in {directory.model}"
         )
     return ExitCode.DONE
+
+
+def _stop_if_asked(stop: StopRequest, ranks: Ranks) -> None:
+    """On all ranks, if one of them was asked to before there was anything to save."""
+    reasons: list[str | None] = [None] * ranks.world_size
+    dist.all_gather_object(reasons, stop.reason)
+    reason = next((reason for reason in reasons if reason), None)
+    if reason is not None:
+        raise RunFailed(f"stopped by {reason} before the first step; nothing was trained")
 
 
 def _join(ranks: Ranks, timeout_s: float) -> None:

@@ -8,55 +8,20 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from dsaccum.engine.process import Ranks
-from dsaccum.preflight import kept, preflight, small_run
-from dsaccum.training.arguments import parse_arguments
-from dsaccum.training.inputs import Inputs, read_inputs
+from dsaccum.preflight import kept, small_run
+from dsaccum.training.inputs import Inputs
+from dsaccum.training.outcome import RunFailed
 from dsaccum.training.preflight import NotEquivalent
+from dsaccum.training.run import _stop_if_asked
+from dsaccum.training.stop_request import StopRequest
 from dsaccum.verification.records.record import VerifyRecord
-from tests.training.launching import ACCUM4, REPOSITORY, TINY
-
-EXPERIMENT = REPOSITORY / "launch" / "experiments" / "stdlib-nano.yaml"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "dsaccum" / "preflight"
-
-
-class Watchdog:
-    def __init__(self) -> None:
-        self.moves = 0
-
-    def at(self, step: int, micro_step: int, phase: str) -> None:
-        self.moves += 1
-
-
-class Said(NamedTuple):
-    record: dict[str, Any]
-    lines: list[str]
-    moves: int
-
-
-def inputs_of(ranks: Ranks, *flags: str, **config: Any) -> Inputs:
-    path = ACCUM4
-    if config:
-        path = Path(config.pop("at")) / "ds.json"
-        path.write_text(json.dumps(json.loads(ACCUM4.read_text()) | config))
-    return read_inputs(parse_arguments(["--deepspeed", str(path), *TINY, *flags], EXPERIMENT), ranks)
-
-
-def ask(inputs: Inputs, ranks: Ranks) -> Said:
-    watchdog, lines = Watchdog(), []
-    record = preflight(inputs, ranks, watchdog, lines.append)  # type: ignore[arg-type]
-    return Said(record, lines, watchdog.moves)
+from tests.preflight.asking import ask, inputs_of
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +109,14 @@ def test_a_kept_file_that_is_broken_is_made_anew(read: Inputs, one_rank: Ranks, 
     path.write_text("{")
     assert "equivalent: " in ask(read, one_rank).lines[-1]
     assert VerifyRecord.read(path).verdict == "equivalent"
+
+
+def test_who_asks_for_a_stop_meanwhile_gets_it(one_rank: Ranks) -> None:
+    stop = StopRequest()
+    _stop_if_asked(stop, one_rank)
+    stop.ask("SIGTERM")
+    with pytest.raises(RunFailed, match="stopped by SIGTERM before the first step; nothing was trained"):
+        _stop_if_asked(stop, one_rank)
 
 
 def test_only_an_equivalent_record_counts(read: Inputs, one_rank: Ranks, cache: Path) -> None:

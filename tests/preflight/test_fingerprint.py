@@ -8,12 +8,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import dsaccum.loss
+from dsaccum.config.factories import load_factory
 from dsaccum.preflight.fingerprint import fingerprint
 from tests.training.launching import environment
 
@@ -43,6 +45,9 @@ def another(self: Any, *arguments: Any) -> None:
         (dsaccum.loss, "CausalLMLoss", type("Mine", (), {})),
         (torch.optim.Optimizer, "zero_grad", staticmethod(another)),
         (torch.optim.Optimizer, "state", property(another)),
+        (torch.distributed, "all_reduce", another),
+        (torch.nn.functional, "cross_entropy", another),
+        (torch.Tensor, "backward", another),
     ],
 )
 def test_patches_count(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, patch: Callable[..., Any]) -> None:
@@ -57,6 +62,22 @@ def test_what_a_decorator_hides_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint(GIVEN)
     monkeypatch.setattr(torch.optim.AdamW.step, "__wrapped__", another)
     assert fingerprint(GIVEN) != before
+
+
+@pytest.mark.parametrize("helper", [False, True])
+def test_every_word_of_the_users_own_files_counts(
+    tmp_path: Path, helper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Constants, defaults of arguments, and what a factory's file imports."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = tmp_path / ("own_helper.py" if helper else "own_factory.py")
+    (tmp_path / "own_factory.py").write_text("import own_helper\n\ndef build():\n    return own_helper\n")
+    (tmp_path / "own_helper.py").write_text("TWICE = False\n\ndef loss(more=False):\n    return TWICE\n")
+    load_factory(f"{tmp_path / 'own_factory.py'}:build", key="model.factory")
+    before = fingerprint(GIVEN)
+    own.write_text(own.read_text().replace("False", "True") + "# more\n")
+    assert fingerprint(GIVEN) != before
+    sys.modules.pop("own_helper")
 
 
 def test_other_processes_find_the_same_number() -> None:
