@@ -46,7 +46,7 @@ def diagnose(evidence: CaseEvidence, failed: Mapping[str, str]) -> list[Cause]:
                     open_claims -= {"update"}
     if open_claims:
         shown = {"failed": {claim: failed[claim] for claim in sorted(open_claims)}}
-        found.append(Named((UNKNOWN,), shown, fix=where_to_look(evidence)))
+        found.append(Named((UNKNOWN,), shown, fix=where_to_look(evidence, open_claims)))
     return [_cause(each, identifier) for each in found for identifier in each.candidates]
 
 

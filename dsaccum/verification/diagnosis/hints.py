@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from dsaccum.verification.comparison.evidence import CaseEvidence
 from dsaccum.verification.diagnosis.judge import told_apart
 from dsaccum.verification.subject.loops import DSACCUM
 
 
-def where_to_look(evidence: CaseEvidence) -> str:
-    """The hints that the evidence gives, the most telling first."""
-    hints = [*_changed(evidence), *_loss(evidence), *_rows(evidence)]
+def where_to_look(evidence: CaseEvidence, unexplained: Collection[str]) -> str:
+    """The hints that the evidence gives on these claims, the most telling first."""
+    looks = (("update", _changed), ("loss", _loss), ("samples", _rows))
+    hints = [hint for claim, look in looks if claim in unexplained for hint in look(evidence)]
     if evidence.case.loop == DSACCUM:
         hints.append(
             "the loop is dsaccum's own, so look at the config, the model's code and what changes DeepSpeed's: another "
