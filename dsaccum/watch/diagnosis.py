@@ -95,12 +95,10 @@ def _boundary(judged: Judged) -> State:
         return "fail", f"the optimizer was stepped past the engine, first after micro-step {first.past_engine[0]}"
     if facts.accumulation_steps is None:
         return "not_applicable", "nobody says how many micro-batches make a window"
-    if window.micro_steps != facts.accumulation_steps:
+    held = first.micro_batches
+    if held != facts.accumulation_steps and not (held < facts.accumulation_steps and _weighs(judged, 1.0)):
         calls = f", {first.step_calls} calls of engine.step" if first.step_calls is not None else ""
-        return (
-            "fail",
-            f"{window.micro_steps} micro-steps led to this update, the config says {facts.accumulation_steps}{calls}",
-        )
+        return "fail", f"{held} micro-steps led to this update, the config says {facts.accumulation_steps}{calls}"
     return "pass", None
 
 
@@ -163,6 +161,8 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
             if named:
                 found += named
                 open_claims -= _EXPLAINED
+    if any("ranks-not-reduced" in named.candidates for named in found):
+        open_claims.discard("clipping")  # norms are taken over all ranks
     if "replicas" in open_claims:
         found.append(Named(("ranks-drift-apart",), {}, failed["replicas"]))
         open_claims.discard("replicas")
@@ -186,6 +186,8 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     fix = fix_for(identifier, facts.framework, facts.kind, advice.fix)
     if identifier == UNKNOWN:
         fix = "look at the weights above: they say which micro-batches count for what"
+        if judged.window.ranks[0].micro_batches < judged.window.micro_steps:
+            fix = "add the losses of a micro-step up and call backward once: of several, ZeRO 1 and 2 keep the last"
     return Cause(
         id=identifier,
         confidence="certain" if len(named.candidates) == 1 and identifier != UNKNOWN else "ambiguous",
@@ -193,6 +195,13 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
         evidence=named.evidence,
         fix=fix,
     )
+
+
+def _weighs(judged: Judged, total: float) -> bool:
+    """All tokens together."""
+    if judged.tokens is None or judged.weighting is None:
+        return False
+    return abs(judged.tokens.total / total - 1) <= 2 * judged.weighting[0].tolerance
 
 
 def _who_divided(judged: Judged, identifier: str) -> str:
@@ -209,15 +218,20 @@ def _seen(judged: Judged) -> list[Named]:
     found = []
     if window.ranks[0].past_engine:
         found.append(Named(("step-inside-window",), {"after_micro_steps": window.ranks[0].past_engine}))
-    elif facts.accumulation_steps is not None and window.micro_steps != facts.accumulation_steps:
+    elif facts.accumulation_steps is not None and window.ranks[0].micro_batches != facts.accumulation_steps:
+        held = window.ranks[0].micro_batches
         shown: dict[str, Any] = {
-            "micro_steps": window.micro_steps,
+            "micro_steps": held,
             "configured": facts.accumulation_steps,
             "engine_step_calls": window.ranks[0].step_calls,
         }
-        detail = f"{window.micro_steps} backward passes for one update, {facts.accumulation_steps} in the config"
-        identifier = "boundary-shifted" if window.micro_steps > facts.accumulation_steps else "step-inside-window"
-        found.append(Named((identifier,), shown, detail))
+        detail = f"{held} micro-batches for one update, {facts.accumulation_steps} in the config"
+        if held > facts.accumulation_steps:
+            found.append(Named(("boundary-shifted",), shown, detail))
+        elif _weighs(judged, held / facts.accumulation_steps):
+            found.append(Named(("short-window-full-divisor",), shown, detail))
+        elif not _weighs(judged, 1.0):
+            found.append(Named(("step-inside-window",), shown, detail))
     if shared := _sharing(judged):
         found.append(Named(("ranks-share-data",), {"ranks": list(shared)}, f"ranks {shared[0]} and {shared[1]}"))
     elif twice := _twice(judged):
@@ -255,7 +269,7 @@ def _short_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
     before, held = max(judged.facts.earlier_windows, default=0), judged.window.micro_steps
     if held >= before or judged.weighting is None or judged.tokens is None:
         return []
-    if abs(judged.tokens.total * before / held - 1) <= 2 * judged.weighting[0].tolerance:
+    if _weighs(judged, held / before):
         detail = f"{held} micro-batches, each divided by {before}"
         return [Named(("short-window-full-divisor",), {"held": held, "divided_by": before}, detail)]
     return []
@@ -336,8 +350,8 @@ def _twice(judged: Judged) -> tuple[int, int] | None:
     """Two micro-steps of one rank that were fed the same."""
     for rank in judged.window.ranks:
         first: dict[Any, int] = {}
-        for k, given in enumerate(rank.inputs, start=1):
-            if given and given in first:
-                return first[given], k
-            first[given] = k
+        for k, given in enumerate(rank.inputs):
+            if given and given in first and rank.calls[first[given]] != rank.calls[k]:
+                return first[given] + 1, k + 1
+            first.setdefault(given, k)
     return None

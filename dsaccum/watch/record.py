@@ -97,8 +97,9 @@ def _tokens(judged: Judged) -> TokenWeightsRecord:
 def _divided(judged: Judged) -> DividedBy:
     arriving, engine = _flat(judged.arriving), _flat(judged.engine)
     passing = [v for row in judged.passing[0] for v in row if v is not None]
+    told = judged.unreadable is None or all(seed is not None for rank in judged.window.ranks for seed in rank.seeds)
     return DividedBy(
-        script=_mean([a / e for a, e in zip(arriving, engine, strict=True) if e]),
+        script=_mean([a / e for a, e in zip(arriving, engine, strict=True) if e]) if told else None,
         engine=_mean(engine),
         ranks=_mean(passing),
     )

@@ -112,12 +112,16 @@ class Recorder:
         self.forwards: list[Forward] = []
         self._current: list[Forward | None] = []
         self._micro_steps: dict[int, int] = {}
+        self.clock: Callable[[], int] = lambda: len(self.calls)
+        self.calls: list[int] = []
         self._outputs: dict[int, tuple[Forward, str]] = {}
         self._scalars: list[tuple[weakref.ref[Tensor], Forward, str]] = []
         self._handles = [
             module.register_forward_pre_hook(self._before, with_kwargs=True),
             module.register_forward_hook(self._after),
         ]
+
+    # ``clock`` says which call of the engine's step is to come; ``calls`` which it was for each micro-step.
 
     def stop(self) -> None:
         """Take the hooks off; a second time does nothing."""
@@ -191,7 +195,10 @@ class Recorder:
                 return
             task = int(torch._C._current_graph_task_id())
             if forward.micro_step is None:
-                forward.micro_step = self._micro_steps.setdefault(task, len(set(self._micro_steps.values())))
+                if task not in self._micro_steps:
+                    self._micro_steps[task] = len(set(self._micro_steps.values()))
+                    self.calls.append(self.clock())
+                forward.micro_step = self._micro_steps[task]
             else:
                 self._micro_steps.setdefault(task, forward.micro_step)
             forward.arrived[path] = forward.arrived.get(path, 0.0) + _norm(gradient)

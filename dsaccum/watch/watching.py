@@ -166,6 +166,7 @@ class Watching:
             gradient=sketch(gradient),
             inputs=[_inputs(forwards) for forwards in micro_steps],
             rows=[_rows(forwards) for forwards in micro_steps],
+            calls=list(recorder.calls),
             clips=list(self.clips),
             past_engine=list(self.past_engine),
             step=_portable(observed, len(micro_steps)) if rank == 0 else None,

@@ -83,6 +83,7 @@ class RankWindow:
         gradient: what the optimizer was about to get, sketched.
         inputs: a checksum of each tensor that a micro-step's forwards were given.
         rows: of each micro-step.
+        calls: after how many calls of the engine's step each backward pass came.
         clips: made by the script.
         past_engine: micro-steps after which somebody stepped past the engine.
         step_calls: of ``engine.step``; None where there is no engine.
@@ -100,6 +101,7 @@ class RankWindow:
     gradient: Vectors = field(default_factory=dict)
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     past_engine: list[int] = field(default_factory=list)
     step_calls: int | None = None
@@ -107,6 +109,11 @@ class RankWindow:
     step: OptimizerStep | None = None
     failure: str | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def micro_batches(self) -> int:
+        """Backward passes, those taken as one that had the same inputs before one call of the engine's step."""
+        return len(set(zip(self.calls, self.inputs, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,15 @@ def test_mistakes_are_named(one_rank: object, words: list[str], cause: str) -> N
     assert [(each.id, each.confidence) for each in window.causes] == [(cause, "certain")]
 
 
+def test_a_short_window_with_the_full_divisor(one_rank: object) -> None:
+    """The boundary is set by hand at the end of an epoch of 6 micro-batches: window 2 holds two, divided by N = 4."""
+    record = watched("deepspeed_loop", "--mistake", "short-window", windows=(2, 3))
+    short, full = record.engines[0].windows
+    assert [(each.id, each.confidence) for each in short.causes] == [("short-window-full-divisor", "certain")]
+    assert short.token_weights.sum == pytest.approx(0.5, rel=1e-6)
+    assert full.verdict == "equivalent"
+
+
 def test_weights_say_who_divided(one_rank: object) -> None:
     """The script's own division by N = 4 and the engine's are told apart; both are exact in binary."""
     window = only_window(watched("deepspeed_loop", "--mistake", "divided-twice"))
@@ -77,10 +86,11 @@ def test_two_ranks(tmp_path: Path) -> None:
         ["deepspeed_loop", "--stage", "2", "--dropout", "0.1"],
         ["deepspeed_loop", "--stage", "3", "--dtype", "bf16"],
         ["deepspeed_loop", "--mistake", "same-data"],
+        ["deepspeed_loop", "--mistake", "no-sync"],
         ["deepspeed_loop", "--stage", "1", "--ragged", "--loss", "outside"],
         ["deepspeed_loop", "--stage", "2", "--mistake", "divided-twice"],
     ]
-    named = ["", "", "", "", "ranks-share-data", "mean-of-means", "loss-scaled-twice"]
+    named = ["", "", "", "", "ranks-share-data", "ranks-not-reduced", "mean-of-means", "loss-scaled-twice"]
     for record, cause in zip(on_ranks(2, cases, tmp_path), named, strict=True):
         window = only_window(record)
         assert [each.id for each in window.causes] == ([cause] if cause else []), window.reasons

@@ -35,6 +35,7 @@ WRONG = {
     "Trainer clipped each time": (["trainer", "--mistake", "clip-each"], "clipped-every-micro-step"),
     "Accelerate divided twice": (["accelerate_loop", "--mistake", "divided-twice"], "loss-scaled-twice"),
     "Accelerate mean of means": (["accelerate_loop", "--stage", "0", "--ragged"], "mean-of-means"),
+    "Accelerate padding": (["accelerate_loop", "--ragged", "--mistake", "padding-counted"], "padding-counted"),
     "Accelerate cleared": (["accelerate_loop", "--mistake", "zero-grad"], "only-last-micro-batch"),
     "plain divided twice": (["plain_loop", "--mistake", "divided-twice"], "loss-scaled-twice"),
     "plain not divided": (["plain_loop", "--mistake", "not-divided"], "loss-not-scaled"),
@@ -91,6 +92,9 @@ def test_trainer_counts_a_gpt2s_targets_before_the_shift(one_rank: object, stage
     assert window.token_weights.sum == pytest.approx((LABELS_OF_A_ROW - 1) / LABELS_OF_A_ROW, rel=1e-6)
     assert "collator" in window.causes[0].fix
     assert record.engines[0].framework == "Trainer"
+    mended = only_window(watched("trainer", "--model", "gpt2", "--stage", stage, "--mend"))
+    assert mended.verdict == "equivalent"
+    assert mended.token_weights.targets == window.token_weights.targets
 
 
 def test_two_engines_are_judged_each_by_itself(one_rank: object) -> None:
@@ -121,7 +125,12 @@ def test_a_short_first_window_may_also_be_divided_twice(one_rank: object) -> Non
 
 @pytest.mark.parametrize(
     "words",
-    [["trainer", "--stage", "2", "--lora"], ["accelerate_loop", "--stage", "1"], ["plain_loop", "--dropout", "0.1"]],
+    [
+        ["trainer", "--stage", "2", "--lora"],
+        ["accelerate_loop", "--stage", "1"],
+        ["plain_loop", "--dropout", "0.1"],
+        ["two_engines"],
+    ],
 )
 def test_the_run_is_the_same_run(one_rank: object, words: list[str], tmp_path: Path) -> None:
     """Bit-identical at the end, with and without watch; a test beside this one has the control."""

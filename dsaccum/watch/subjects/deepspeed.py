@@ -70,6 +70,7 @@ class EngineWatching(Watching):
         backward, step, forward = engine.backward, engine.step, engine.forward
         recorder = self.recorder
         assert recorder is not None
+        recorder.clock = lambda: self._step_calls
 
         def watched_forward(*arguments: Any, **keywords: Any) -> Any:
             output = forward(*arguments, **keywords)

@@ -1,6 +1,7 @@
 """A DeepSpeed loop as people write it, and the mistakes that they make in it."""
 
 import argparse
+import contextlib
 
 import deepspeed
 import torch
@@ -38,8 +39,9 @@ deepspeed.init_distributed()
 engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
 
 rank, world = dist.get_rank(), dist.get_world_size()
-rows = Rows(args.accumulate * args.updates * 2 * world * (args.accumulate if mistake == "step-every-nth" else 1),
-            ragged=args.ragged, mask_padding=mistake != "padding-counted")  # fmt: skip
+longer = args.accumulate if mistake == "step-every-nth" else 1
+count = args.accumulate * args.updates * 2 * world * longer
+rows = Rows(count, ragged=args.ragged, mask_padding=mistake != "padding-counted")
 sampler = DistributedSampler(rows, world, 0 if mistake == "same-data" else rank, shuffle=False)
 batches = list(DataLoader(rows, batch_size=2, sampler=sampler))
 evaluation = batches[0]
@@ -85,10 +87,14 @@ for step, batch in enumerate(batches):
         with torch.no_grad():
             engine(**{name: field.to(engine.device) for name, field in evaluation.items()})
         engine.train()
-    engine.backward(loss)
+    if mistake == "short-window":  # an epoch is a window and a half
+        engine.set_gradient_accumulation_boundary(step % 6 in (3, 5))
+    last = step % args.accumulate == args.accumulate - 1
+    with engine.no_sync() if mistake == "no-sync" else contextlib.nullcontext():
+        engine.backward(loss)
     if mistake == "clip-each":
         torch.nn.utils.clip_grad_norm_(engine.module.parameters(), 0.05)
-    if mistake != "step-every-nth" or step % args.accumulate == args.accumulate - 1:
+    if mistake != "step-every-nth" or last:
         engine.step()
 if rank == 0:
     print("finished", engine.global_steps, flush=True)

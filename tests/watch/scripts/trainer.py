@@ -15,6 +15,7 @@ parser.add_argument("--dtype", default="fp32")
 parser.add_argument("--ragged", action="store_true")
 parser.add_argument("--lora", action="store_true")
 parser.add_argument("--evaluate", action="store_true")
+parser.add_argument("--mend", action="store_true", help="count what the shift leaves")
 parser.add_argument("--mistake", default="")
 parser.add_argument("--save", default="")
 args = parser.parse_args()
@@ -78,6 +79,8 @@ with tempfile.TemporaryDirectory() as folder:
         remove_unused_columns=False,
     )
     rows = Rows(ragged=args.ragged, mask_padding=args.mistake != "padding-counted")
+    if args.mend:
+        rows.labels[:, 0] = -100
     trainer = kind(model, arguments, train_dataset=rows, eval_dataset=Rows(8), callbacks=[InTheMiddle()])
     trainer.train()
 if args.stage < 3:
