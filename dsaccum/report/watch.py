@@ -70,7 +70,8 @@ def _header(engine: WatchedRecord, window: WindowRecord, width: int) -> Iterator
         parameters += f", {engine.trained_parameters or 0:,} of them trained"
     yield from labelled("model", f"{engine.model.class_name}, {parameters}", width=width)
     stage = f", ZeRO stage {engine.zero_stage}" if engine.zero_stage is not None else ""
-    driver = f"{engine.framework} with {engine.kind}" if engine.framework else engine.kind
+    kind = engine.kind.replace("bare", "plain PyTorch")
+    driver = f"{engine.framework} with {kind}" if engine.framework else kind
     yield from labelled("run by", f"{driver}, {engine.precision}{stage}", width=width)
     if window.truth != "float64":
         yield from labelled("truth", window.truth or "", width=width)

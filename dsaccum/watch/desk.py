@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from types import FrameType
 
 from dsaccum.watch.window import WatchedWindow
@@ -30,6 +31,8 @@ class Desk:
         stop_after: end the script after the last of them.
         verbose: tracebacks of our own failures.
         said: messages so far.
+        subjects: how many were found.
+        session: of this process, from 1; ranks that meet are in the same one.
     """
 
     windows: tuple[int, ...]
@@ -38,7 +41,7 @@ class Desk:
     verbose: bool = False
     said: list[str] = field(default_factory=list)
     subjects: int = 0
-    finished: int = 0
+    session: int = field(default_factory=count(1).__next__)
 
     def say(self, text: str) -> None:
         """One line on stderr; a message is said once."""

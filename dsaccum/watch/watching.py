@@ -20,13 +20,14 @@ from dsaccum.watch.clipping import ClipListener
 from dsaccum.watch.desk import Desk, StopAfterWindow
 from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.outputs import tensors_in
-from dsaccum.watch.ranks import gathered, world_of
+from dsaccum.watch.ranks import all_agree, decline, gathered, world_of
 from dsaccum.watch.recompute import recompute
 from dsaccum.watch.recording import Forward, Recorder
 from dsaccum.watch.window import Clip, RankWindow, RunFacts, WatchedWindow
 
 WHOLE_BYTES = 1 << 30
 """Gradients of all micro-batches of all ranks are kept whole up to this size in all, above it as sketches."""
+SKETCHED = "gradients were kept as sketches of 4,096 numbers for each tensor"
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp32"}
 
 
@@ -88,8 +89,28 @@ class Watching:
             self._clip_listener = None
         return recorder
 
+    def all_record(self) -> bool:
+        """Whether all ranks do: what follows is done together or not at all."""
+        if not self.recording:
+            return False
+        try:
+            together = all_agree(self._occasion, self.group)
+        except Exception as error:
+            self.fail(error)
+            return False
+        if not together:
+            self.over = True
+            self.stop_recording()
+            self.desk.say("another rank can't be watched; the script goes on unwatched")
+        return together
+
+    @property
+    def _occasion(self) -> str:
+        return f"{self.desk.session}/{self.number}/{self.steps + 1}"
+
     def fail(self, error: BaseException) -> None:
         """Give up on this subject."""
+        decline(self._occasion, self.group)
         self.over = True
         self.stop_recording()
         self.desk.give_up("this run can't be watched", error)
@@ -129,7 +150,7 @@ class Watching:
             if self.desk.verbose:
                 self.desk.give_up("the window could not be computed again", error)
             own = RankWindow(rank, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
-        everyone = gathered(own, f"{self.number}/{self.steps + 1}", self.group)
+        everyone = gathered(own, self._occasion, self.group)
         self.earlier.append(len(recorder.micro_steps))
         if rank == 0:
             self.desk.found(WatchedWindow(facts, everyone))
@@ -170,8 +191,7 @@ class Watching:
             clips=list(self.clips),
             past_engine=list(self.past_engine),
             step=_portable(observed, len(micro_steps)) if rank == 0 else None,
-            notes=[] if fits else ["gradients were kept as sketches of 4,096 numbers for each tensor"],
-            **extra,
+            **{**extra, "notes": [*extra.get("notes", []), *([] if fits else [SKETCHED])]},
         )
 
 

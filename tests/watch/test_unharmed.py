@@ -6,6 +6,7 @@ in this folder. Not covered: a rank that dies.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch import nn
 
 from dsaccum.verification.records.watch import WatchRecord
 from dsaccum.watch import watching
+from dsaccum.watch.ranks import LONGEST_WAIT
 from dsaccum.watch.recording import Recorder
 from dsaccum.watch.session import Session
 from dsaccum.watch.subjects.deepspeed import Refused, refuse_what_cannot_be_watched
-from tests.watch.running import run_script
+from tests.watch.running import on_ranks, run_script
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -65,6 +67,19 @@ def test_a_failure_in_a_hook_is_one_message(
     record, said = watch("deepspeed_loop", [], capsys)
     assert record.engines == []
     assert said.count("it broke") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_rank_that_cannot_record_holds_up_nobody(tmp_path: Path) -> None:
+    """The other rank is told, and neither waits; the same ranks are then watched in another run."""
+    began = time.monotonic()
+    cases = [["broken_rank", "--stage", "2"], ["deepspeed_loop", "--stage", "2"]]
+    broken_run, right = on_ranks(2, cases, tmp_path)
+    assert broken_run.engines == []
+    assert any("another rank" in message for message in broken_run.messages)
+    assert right.verdict == "equivalent"
+    assert time.monotonic() - began < LONGEST_WAIT.total_seconds()
 
 
 def test_a_window_that_never_comes_is_said(one_rank: object, capsys: pytest.CaptureFixture[str]) -> None:

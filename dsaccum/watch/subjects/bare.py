@@ -51,7 +51,7 @@ class BareWatching(Watching):
         super().__init__(desk, module, skeleton, group)
         self.kind, self.framework = kind, framework()
         self._adapter = PlainAdapter(module, optimizer)
-        self._optimizer = optimizer
+        self._optimizer, self._root = optimizer, root
         self._observed: ObservedStep | None = None
         self._sentinel: Any = None
         self._passes = 0
@@ -83,10 +83,28 @@ class BareWatching(Watching):
     def began(self) -> None:
         """A new window."""
         self._unclipped, self._unclipped_at = None, -1
+        self._reduced: list[bool] = []
+        recorder = self.recorder
+        if recorder is not None and isinstance(self._root, nn.parallel.DistributedDataParallel):
+            recorder.clock = self._clock
+
+    def _clock(self) -> int:
+        """Called at each micro-step: whether DDP is to reduce in it."""
+        self._reduced.append(bool(getattr(self._root, "require_backward_grad_sync", True)))
+        return len(self._reduced) - 1
+
+    def _notes(self) -> list[str]:
+        often = sum(self._reduced)
+        if often < 2:
+            return []
+        return [
+            f"gradients were reduced at {often} of {len(self._reduced)} micro-steps, and once is enough: put all but "
+            "the last under model.no_sync(), forward and backward"
+        ]
 
     def before_step(self) -> None:
         """``optimizer.step`` is about to run."""
-        if not self.recording:
+        if not self.all_record():
             return
         try:
             at_the_end = self._unclipped is not None and self._unclipped_at == self.micro_steps
@@ -103,7 +121,8 @@ class BareWatching(Watching):
         if observed is not None and self.recording:
             try:
                 observed.after = self._adapter.snapshot()
-                extra = {"engine": [1.0] * self.micro_steps, "checksums": self._adapter.checksums()}
+                extra: dict[str, Any] = {"engine": [1.0] * self.micro_steps, "checksums": self._adapter.checksums()}
+                extra["notes"] = self._notes()
                 self.finish(observed, self._facts(observed), self._values, extra)
             except Exception as error:
                 self.fail(error)

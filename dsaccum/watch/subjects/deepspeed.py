@@ -117,7 +117,7 @@ class EngineWatching(Watching):
             self.past_engine.append(self.micro_steps)
 
     def _boundary(self, *arguments: Any, **keywords: Any) -> Any:
-        observed = self._before() if self.recording else None
+        observed = self._before() if self.all_record() else None
         skipped = self.engine.skipped_steps
         self._inside = True
         try:
