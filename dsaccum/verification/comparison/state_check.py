@@ -17,7 +17,7 @@ from dsaccum.verification.comparison.update_check import due_coefficient, unscal
 from dsaccum.verification.subject.capture import OptimizerStep
 
 FEWEST = 4
-"""Elements: fewer could be a coincidence."""
+"""Elements in all: fewer could be a coincidence."""
 NEAR = 1e-3
 """Of an element: rounding of the moments is far less, and what a lost moment makes is far more."""
 
@@ -27,7 +27,7 @@ def lost_states(step: OptimizerStep, limit: float) -> Mapping[str, Tensor]:
     if not step.saw or step.before is None or step.after is None:
         return {}
     coefficient, gradient = due_coefficient(step, limit), unscaled(step)
-    lost = {}
+    lost, wrong_ones = {}, 0
     for name, seen in step.saw.items():
         after, before = step.after.states[name], step.before.states[name]
         if name not in gradient or "exp_avg" not in after or "exp_avg_sq" not in after:
@@ -37,17 +37,20 @@ def lost_states(step: OptimizerStep, limit: float) -> Mapping[str, Tensor]:
         old = before.get("exp_avg", torch.zeros_like(new)).double()
         epsilon, beta = torch.finfo(after["exp_avg"].dtype).eps, float(options["betas"][0])
         allowed = NEAR * due.abs() + 8 * epsilon * (new.abs() + old.abs()) / (1 - beta) + 1e-30
-        wrong = (seen.values - due).abs() > allowed
-        if int(wrong.sum()) < FEWEST:
+        off, off_if_first = (seen.values - due).abs(), (new / (1 - beta) - due).abs()
+        wrong = off > allowed
+        if not bool(wrong.any()):
             continue
-        as_if_first = (new / (1 - beta) - due).abs() <= allowed
-        moved = (step.after.masters[name].double() - step.before.masters[name].double()).abs()
-        decay = 2 * float(options["lr"]) * float(options.get("weight_decay") or 0.0)
-        zeros = (new == 0) & (after["exp_avg_sq"] == 0)
-        before_use = bool((as_if_first[wrong] & (old[wrong] != 0)).all())
-        after_use = bool(zeros[wrong].all()) and bool(
-            (moved > decay * step.before.masters[name].double().abs())[wrong].double().mean() > 0.5
-        )
-        if before_use or after_use:
-            lost[name] = wrong
-    return lost
+        if bool((off_if_first <= allowed)[wrong].all() & (old != 0)[wrong].all()):
+            lost[name] = off_if_first < off  # those, too, of which it changes less than is seen to be wrong
+        elif bool(((new == 0) & (after["exp_avg_sq"] == 0))[wrong].all()):
+            moved = (step.after.masters[name].double() - step.before.masters[name].double()).abs()
+            decay = 2 * float(options["lr"]) * float(options.get("weight_decay") or 0.0)
+            further = moved > decay * step.before.masters[name].double().abs()
+            if float(further[wrong].double().mean()) <= 0.5:
+                continue
+            lost[name] = (new == 0) & (off > 0)
+        else:
+            continue
+        wrong_ones += int(wrong.sum())
+    return lost if wrong_ones >= FEWEST else {}
