@@ -1,4 +1,4 @@
-"""Claims about a watched window, and the causes of those that fail.
+"""The causes of a watched window's claims that fail.
 
 What was seen happening (where the optimizer stepped, what was clipped when, what ranks were fed, where tokens stand)
 names a cause before patterns of weights do; those are read as ``verify`` reads them.
@@ -16,134 +16,20 @@ from dsaccum.verification.diagnosis.gradient import gradient_causes
 from dsaccum.verification.diagnosis.named import Named
 from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
+from dsaccum.watch.claims import claims_of, clips_inside, repeated, sharing, weighs
 from dsaccum.watch.fixes import fix_for
 from dsaccum.watch.judge import Judged
-
-State = tuple[str, str | None]
 
 
 class Finding:
     """The claims about one window, why they are as they are, and the causes."""
 
     def __init__(self, judged: Judged) -> None:
-        looks = {
-            "weighting": _weighting,
-            "gradient": _gradient,
-            "boundary": _boundary,
-            "clipping": _clipping,
-            "update": _update,
-            "samples": _samples,
-            "replicas": _replicas,
-        }
-        states = {name: look(judged) for name, look in looks.items()}
+        states = claims_of(judged)
         self.claims = WatchClaims(**{name: cast(Any, state) for name, (state, _) in states.items()})
         self.reasons = {name: reason for name, (_, reason) in states.items() if reason}
         failed = {name: self.reasons.get(name, "") for name in self.claims.which("fail")}
         self.causes = _causes(judged, failed)
-
-
-def _weighting(judged: Judged) -> State:
-    if judged.tokens is None or judged.weighting is None:
-        return "untested", judged.unreadable
-    tokens = judged.tokens
-    if tokens.misaligned:
-        return "fail", f"{tokens.misaligned} targets are not the inputs' next tokens"
-    if tokens.on_padding[0]:
-        count, share = tokens.on_padding
-        return "fail", f"{count} positions of padding weigh {share:.3g} of the whole"
-    if tokens.unweighted or tokens.uncalled:
-        return (
-            "fail",
-            f"{tokens.unweighted} targets have no weight, {tokens.uncalled} positions without a label have one",
-        )
-    if tokens.uneven:
-        k, r = tokens.uneven[0]
-        return "untested", (
-            f"tokens of one micro-batch weigh differently (micro-step {k}, rank {r}): the loss itself weights them"
-        )
-    for rank, check in enumerate(judged.weighting):
-        if check.max_error is not None and not check.weights_right:
-            total = f"the window's tokens weigh {tokens.total:.4g} in all, where 1 is due"
-            even = abs(tokens.total - 1) <= check.tolerance
-            spread = f"a token weighs {tokens.smallest:.3g} to {tokens.largest:.3g}, where {tokens.expected:.3g} is due"
-            return "fail", f"rank {rank}: " + (spread if even else total)
-        if check.max_error is None:
-            return "untested", check.recovered.reason
-    return "pass", None
-
-
-def _gradient(judged: Judged) -> State:
-    for rank, check in enumerate(judged.way):
-        if check.passed and check.max_error is not None:
-            continue
-        if check.max_error is not None and not check.weights_right:
-            return (
-                "fail",
-                f"rank {rank}: a micro-batch's weight is off by {check.max_error:.2g} of what arrived at its loss",
-            )
-        worst = check.worst
-        if check.off and worst is not None:
-            return "fail", f"rank {rank}: {worst.name} is off by {worst.error:.2g}, bound {worst.bound:.2g}"
-        return "untested", check.recovered.reason
-    return "pass", None
-
-
-def _boundary(judged: Judged) -> State:
-    facts, window = judged.facts, judged.window
-    first = window.ranks[0]
-    if first.past_engine:
-        return "fail", f"the optimizer was stepped past the engine, first after micro-step {first.past_engine[0]}"
-    if facts.accumulation_steps is None:
-        return "not_applicable", "nobody says how many micro-batches make a window"
-    held = first.micro_batches
-    if held != facts.accumulation_steps and not (held < facts.accumulation_steps and _weighs(judged, 1.0)):
-        calls = f", {first.step_calls} calls of engine.step" if first.step_calls is not None else ""
-        return "fail", f"{held} micro-steps led to this update, the config says {facts.accumulation_steps}{calls}"
-    return "pass", None
-
-
-def _clipping(judged: Judged) -> State:
-    inside = _clips_inside(judged)
-    if inside:
-        return "fail", f"clipped after micro-step {inside[0].after} of {judged.window.micro_steps}, too"
-    if judged.saw is None:
-        return "untested", "the optimizer leaves no trace of the gradient that it got"
-    if judged.saw.passed:
-        return "pass", None
-    return "fail", f"the optimizer got {judged.saw.ratio or 0:.4g} times what is due"
-
-
-def _update(judged: Judged) -> State:
-    if judged.update is None:
-        return "untested", judged.update_reason
-    if judged.update.passed:
-        return "pass", None
-    worst = judged.update.worst
-    assert worst is not None
-    return (
-        "fail",
-        f"{worst.name} changed by another amount than is due, off by {worst.error:.2g}, bound {worst.bound:.2g}",
-    )
-
-
-def _samples(judged: Judged) -> State:
-    shared = _sharing(judged)
-    if shared:
-        return "fail", f"rank {shared[1]} was fed the same as rank {shared[0]}"
-    twice = _twice(judged)
-    if twice:
-        return "fail", f"micro-steps {twice[0]} and {twice[1]} were fed the same"
-    return "pass", None
-
-
-def _replicas(judged: Judged) -> State:
-    sums = [rank.checksums for rank in judged.window.ranks]
-    if len(sums) < 2:
-        return "not_applicable", "there is one rank"
-    differing = [name for name in sums[0] if len({each.get(name) for each in sums}) > 1]
-    if differing:
-        return "fail", f"{len(differing)} parameters differ between ranks after the step: {differing[0]}"
-    return ("pass", None) if sums[0] else ("not_applicable", "no rank has whole parameters")
 
 
 def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
@@ -197,13 +83,6 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     )
 
 
-def _weighs(judged: Judged, total: float) -> bool:
-    """All tokens together."""
-    if judged.tokens is None or judged.weighting is None:
-        return False
-    return abs(judged.tokens.total / total - 1) <= 2 * judged.weighting[0].tolerance
-
-
 def _who_divided(judged: Judged, identifier: str) -> str:
     """For what is about division: the two factors, where an engine has one of them."""
     if identifier not in ("loss-scaled-twice", "loss-not-scaled") or judged.facts.zero_stage is None:
@@ -228,23 +107,21 @@ def _seen(judged: Judged) -> list[Named]:
         detail = f"{held} micro-batches for one update, {facts.accumulation_steps} in the config"
         if held > facts.accumulation_steps:
             found.append(Named(("boundary-shifted",), shown, detail))
-        elif _weighs(judged, held / facts.accumulation_steps):
+        elif weighs(judged, held / facts.accumulation_steps):
             found.append(Named(("short-window-full-divisor",), shown, detail))
-        elif not _weighs(judged, 1.0):
+        elif not weighs(judged, 1.0):
             found.append(Named(("step-inside-window",), shown, detail))
-    if shared := _sharing(judged):
+    if shared := sharing(judged):
         found.append(Named(("ranks-share-data",), {"ranks": list(shared)}, f"ranks {shared[0]} and {shared[1]}"))
-    elif twice := _twice(judged):
-        found.append(
-            Named(("samples-misplaced",), {"micro_steps": list(twice)}, f"micro-steps {twice[0]} and {twice[1]}")
-        )
+    elif pair := repeated(judged):
+        found.append(Named(("samples-misplaced",), {"micro_steps": list(pair)}, f"micro-steps {pair[0]} and {pair[1]}"))
     tokens = judged.tokens
     if tokens is not None and tokens.misaligned:
         found.append(Named(("fields-misaligned",), {"tokens": tokens.misaligned}))
     elif tokens is not None and tokens.on_padding[0]:
         count, share = tokens.on_padding
         found.append(Named(("padding-counted",), {"tokens": count, "share": share}, f"{share:.0%} of the whole weight"))
-    if inside := _clips_inside(judged):
+    if inside := clips_inside(judged):
         shown = {"after_micro_steps": [clip.after for clip in inside], "limit": inside[0].limit}
         found.append(Named(("clipped-every-micro-step",), shown))
     return found
@@ -269,7 +146,7 @@ def _short_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
     before, held = max(judged.facts.earlier_windows, default=0), judged.window.micro_steps
     if held >= before or judged.weighting is None or judged.tokens is None:
         return []
-    if _weighs(judged, held / before):
+    if weighs(judged, held / before):
         detail = f"{held} micro-batches, each divided by {before}"
         return [Named(("short-window-full-divisor",), {"held": held, "divided_by": before}, detail)]
     return []
@@ -324,34 +201,3 @@ def _evidence(judged: Judged, checks: list[GradientCheck], truth: WindowTruth) -
         replicas_compared=0,
         draws=0.0,
     )
-
-
-def _clips_inside(judged: Judged) -> list[Any]:
-    """Calls before the window's last micro-step that changed something."""
-    return [
-        clip
-        for rank in judged.window.ranks
-        for clip in rank.clips
-        if 0 < clip.after < judged.window.micro_steps and clip.acted
-    ]
-
-
-def _sharing(judged: Judged) -> tuple[int, int] | None:
-    """Two ranks that were fed the same at every micro-step."""
-    ranks = judged.window.ranks
-    for other in range(1, len(ranks)):
-        for one in range(other):
-            if ranks[one].inputs and ranks[one].inputs[0] and ranks[one].inputs == ranks[other].inputs:
-                return one, other
-    return None
-
-
-def _twice(judged: Judged) -> tuple[int, int] | None:
-    """Two micro-steps of one rank that were fed the same."""
-    for rank in judged.window.ranks:
-        first: dict[Any, int] = {}
-        for k, given in enumerate(rank.inputs):
-            if given and given in first and rank.calls[first[given]] != rank.calls[k]:
-                return first[given] + 1, k + 1
-            first.setdefault(given, k)
-    return None

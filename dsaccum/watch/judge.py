@@ -14,28 +14,19 @@ Where no tokens can be read, only v_i is judged. Bounds are those of ``verify``;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from dsaccum.reference_optimizers import NotRebuilt, Optimizer, StepSettings, rebuild_optimizer
 from dsaccum.verification.comparison.evidence import Counts
 from dsaccum.verification.comparison.gradient_check import GradientCheck, check_gradient
 from dsaccum.verification.comparison.rounding import Rounding, accumulated, rounding_noise
 from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.comparison.truth import DTYPES, WindowTruth
-from dsaccum.verification.comparison.update_check import (
-    Hypothesis,
-    SawCheck,
-    UpdateCheck,
-    check_optimizer_saw,
-    check_update,
-    due_coefficient,
-)
-from dsaccum.verification.subject.capture import OptimizerStep
+from dsaccum.verification.comparison.update_check import SawCheck, UpdateCheck
+from dsaccum.watch.optimizer_rule import check_optimizer, passes_with
 from dsaccum.watch.tokens import TokenReading
 from dsaccum.watch.window import RunFacts, Vectors, WatchedWindow
 
@@ -190,10 +181,10 @@ def judge(window: WatchedWindow) -> Judged:
         tokens = _tokens(cast(list[list[TokenReading]], readings), passing[0], world)
         # a_i is read off the logits' gradients, each rounded.
         weighting = [replace(check, tolerance=check.tolerance + tokens.tolerance) for check in weighting]
-    saw, update, reason = _optimizer(ranks[0].step, facts, facts.updates_before)
+    saw, update, reason = check_optimizer(ranks[0].step, facts, facts.updates_before)
     count_offset = None
     if update is not None and not update.passed:
-        count_offset = next((off for off in (1, -1, 2) if _passes_with(ranks[0].step, facts, off)), None)
+        count_offset = next((off for off in (1, -1, 2) if passes_with(ranks[0].step, facts, off)), None)
     return Judged(
         window=window,
         counts=counts,
@@ -341,97 +332,3 @@ def _histogram(ratios: list[float], bins: int = 20) -> list[tuple[float | None, 
 
 def _at(values: list[float], k: int) -> float:
     return values[k] if k < len(values) else 1.0
-
-
-def _passes_with(step: OptimizerStep | None, facts: RunFacts, offset: int) -> bool:
-    """Whether another count of the updates before explains the update."""
-    before = facts.updates_before + offset
-    update = _optimizer(step, facts, before)[1] if before >= 0 else None
-    return update is not None and update.passed
-
-
-def _optimizer(
-    step: OptimizerStep | None, facts: RunFacts, updates_before: int
-) -> tuple[SawCheck | None, UpdateCheck | None, str | None]:
-    """What reached the optimizer, and what it did: group by group, since groups differ in their decay."""
-    if step is None or not step.applied or step.before is None or step.after is None:
-        return None, None, "the step was not applied"
-    saw = check_optimizer_saw(step, facts.clipping)
-    coefficient = saw.coefficient if saw is not None else due_coefficient(step, facts.clipping)
-    if saw is not None and not saw.passed and saw.ratio is not None:
-        coefficient *= saw.ratio
-    tensors, product, square = [], 0.0, 0.0
-    for names, rule in _groups(step, facts):
-        if isinstance(rule, NotRebuilt):
-            return saw, None, rule.reason
-        part = _restricted(step, names)
-        settings = StepSettings(rule.learning_rate, rule.betas)
-        absent = frozenset(names) - {name for name, g in step.gradients.items() if g is not None}
-        found = check_update(part, rule, Hypothesis(settings, updates_before, coefficient, absent))
-        tensors += found.tensors
-        if found.ratio is not None:
-            product, square = product + found.ratio, square + 1
-    moved = any(each.ratio is not None for each in tensors)
-    if not moved:
-        return saw, None, "no parameter was due to move: the learning rate is 0"
-    return saw, UpdateCheck(tensors, product / square if square else None, moved), None
-
-
-def _groups(step: OptimizerStep, facts: RunFacts) -> list[tuple[list[str], Optimizer | NotRebuilt]]:
-    assert step.before is not None
-    grouped: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
-    for name in step.before.masters:
-        options = step.before.options.get(name, {})
-        key = repr(sorted((k, repr(v)) for k, v in options.items() if k not in ("params", "step")))
-        grouped.setdefault(key, ([], options))[0].append(name)
-    kind = step.before.options and _kind(step)
-    return [(names, _rule(str(kind), options)) for names, options in grouped.values()]
-
-
-_KEPT = {
-    "Adam": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "bias_correction", "decoupled_weight_decay"),
-    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
-    "Adagrad": ("lr", "lr_decay", "weight_decay", "eps", "maximize"),
-}
-
-
-def _kind(step: OptimizerStep) -> str:
-    """By the states that it keeps: ``OptimizerStep`` has no optimizer, only what it left."""
-    assert step.after is not None
-    keys = {key for state in step.after.states.values() for key in state}
-    if "exp_avg_sq" in keys:
-        return "Adam"
-    if "sum" in keys:
-        return "Adagrad"
-    return "SGD" if keys <= {"momentum_buffer"} else "unknown"
-
-
-def _rule(kind: str, options: Mapping[str, Any]) -> Optimizer | NotRebuilt:
-    if kind not in _KEPT:
-        return NotRebuilt("the optimizer's rule is not known here")
-    given = {key: options[key] for key in _KEPT[kind] if options.get(key) is not None}
-    if any(isinstance(value, Tensor) for value in given.values()):
-        given = {key: float(v) if isinstance(v, Tensor) else v for key, v in given.items()}
-    if kind == "Adam":
-        given["adam_w_mode"] = bool(given.pop("decoupled_weight_decay", options.get("adam_w_mode", True)))
-    if kind == "SGD" and "momentum" not in options:
-        return NotRebuilt("the optimizer's rule is not known here")
-    return rebuild_optimizer({"type": kind, "params": given})
-
-
-def _restricted(step: OptimizerStep, names: list[str]) -> OptimizerStep:
-    """The same step, of some parameters."""
-
-    def part(snapshot: Any) -> Any:
-        return replace(
-            snapshot,
-            masters={name: snapshot.masters[name] for name in names},
-            states={name: snapshot.states.get(name, {}) for name in names},
-        )
-
-    return replace(
-        step,
-        before=part(step.before),
-        after=part(step.after),
-        gradients={name: step.gradients.get(name) for name in names},
-    )
