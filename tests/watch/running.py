@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,13 +21,13 @@ from dsaccum.watch.session import Session
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def run_script(script: str, words: Sequence[str]) -> None:
-    """In this process, as ``__main__``."""
+def run_script(script: str, words: Sequence[str]) -> dict[str, Any]:
+    """In this process, as ``__main__``; returns its names."""
     argv, path, state = list(sys.argv), list(sys.path), torch.get_rng_state()
     sys.argv[:] = [script, *words]
     sys.path.insert(0, str(SCRIPTS))
     try:
-        runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
+        return runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
     finally:
         sys.argv[:], sys.path[:] = argv, path
         torch.set_rng_state(state)

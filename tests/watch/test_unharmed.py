@@ -101,6 +101,28 @@ def test_what_cannot_be_watched_is_refused_with_the_reason() -> None:
         refuse_what_cannot_be_watched(DeepSpeedEngine())
 
 
+def hung_on(engine: Any) -> tuple[list[str], int]:
+    """What covers the engine's own methods, and how many hooks its module and its parts have."""
+    covered = [name for name in ("forward", "backward", "step", "_take_model_step") if name in engine.__dict__]
+    hooks = sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in engine.module.modules())
+    return covered, hooks
+
+
+@pytest.mark.parametrize("stage", ["0", "2"])
+def test_nothing_stays_on_the_run_after_its_window(stage: str, one_rank: object) -> None:
+    """Hence steps after it cost what they cost without. Before it, one function counts optimizer steps: the control."""
+    words = ["--stage", stage]
+    plain = hung_on(run_script("deepspeed_loop", words)["engine"])
+    session = Session(report=lambda record: None)
+    after = hung_on(run_script("deepspeed_loop", words)["engine"])
+    assert session.record.verdict == "equivalent"
+    session.end()
+    assert after == plain
+    session = Session((9,), report=lambda record: None)
+    assert hung_on(run_script("deepspeed_loop", words)["engine"])[0] == ["_take_model_step"]
+    session.end()
+
+
 def test_nothing_stays_on_the_process(one_rank: object) -> None:
     import deepspeed
 
