@@ -29,7 +29,7 @@ def place_of(error: BaseException) -> str:
 def load_factory(reference: str, *, source: str | Path | None = None, key: str) -> Callable[..., Any]:
     """Import the function that ``reference`` names. Its file is executed: only name code that you trust.
 
-    It is executed once in a process, unless it has changed meanwhile: what it patches is patched once.
+    It is executed once, unless it has changed or is forgotten meanwhile: what it patches is patched once.
 
     Raises:
         ConfigError: the file is missing, cannot be executed, or has no such function.
@@ -51,6 +51,12 @@ def load_factory(reference: str, *, source: str | Path | None = None, key: str) 
             fix=f"{path_text}:{guess}" if guess else f"define {name} in {path}",
         )
     return function
+
+
+def forget_factories() -> None:
+    """Execute each file anew when it is named next: what its last use left in its globals is gone."""
+    for name in [name for name in sys.modules if name.startswith(_MODULE_PREFIX)]:
+        del sys.modules[name]
 
 
 def _executed_before(path: Path) -> ModuleType | None:

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.config.factories import place_of
+from dsaccum.config.factories import forget_factories, place_of
 from dsaccum.engine.process import Ranks, limit_threads, quiet_libraries, start_process_group
 from dsaccum.verification.ranks.messages import (
     ChannelClosed,
@@ -194,6 +194,7 @@ def _start_process_group(seat: Seat, ranks: Ranks) -> None:
 def _do_next_task(context: PoolContext, channel: Connection, growth: _Growth) -> None:
     _, (task, arguments) = receive(channel)
     context.start_over()
+    forget_factories()  # a task finds them as a process of its own would
     tell(channel, Kind.RESULT, task(context, *arguments))
     del task, arguments  # their memory is no growth
     tell(channel, Kind.IDLE, growth.measure())
