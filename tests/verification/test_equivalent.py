@@ -56,7 +56,7 @@ def equivalent(record: VerifyRecord) -> None:
             assert step.micro_batch_weights.max_error < 1e-6
 
 
-@pytest.mark.parametrize("ragged", [False, True], ids=["packed", "ragged"])
+@pytest.mark.parametrize("ragged", [pytest.param(False, marks=pytest.mark.slow), True], ids=["packed", "ragged"])
 @pytest.mark.parametrize(
     ("precision", "stage"),
     [
@@ -213,7 +213,16 @@ def broken():
 """
 
 
-@pytest.mark.parametrize("changes", [{}, {"ragged": True}, {"stage": 3}, {"precision": "bf16"}, {"optimizer": ADAMW}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"ragged": True}, marks=pytest.mark.slow),
+        {"stage": 3},
+        {"precision": "bf16"},
+        pytest.param({"optimizer": ADAMW}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_weight_that_is_one_percent_off_is_seen(
     rank_pool: RankPools, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
