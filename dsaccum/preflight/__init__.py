@@ -18,18 +18,7 @@ def preflight(inputs: Inputs, ranks: Ranks, watchdog: Watchdog, note: Callable[[
     Every rank calls it once, after the process group has started and before the run's own engine is built. It leaves
     the state of random generators, and whatever an engine changes for the whole process, as it was.
 
-    Args:
-        inputs: of the run.
-        ranks: this process's place.
-        watchdog: told that this rank moves.
-        note: shows a line, on rank 0.
-
-    Returns:
-        What ``run.json`` says of it.
-
-    Raises:
-        NotEquivalent: accumulation is wrong; on all ranks.
-        ConfigError: DeepSpeed refuses the config.
+    Arguments, result and errors: ``dsaccum.training.preflight.Preflight``.
     """
     started = time.perf_counter()
     from dsaccum.preflight.check import carry_out  # the verification comes with it: not for --help
