@@ -59,7 +59,15 @@ ClaimState = Literal["pass", "fail", "untested", "not_applicable"]
 Verdict = Literal["equivalent", "not_equivalent"]
 
 
-class Claims(RecordPart):
+class ClaimStates(RecordPart):
+    """Claims by name, each with its state."""
+
+    def which(self, state: ClaimState) -> list[str]:
+        """Names of the claims in this state, in the order of the schema."""
+        return [name for name in type(self).model_fields if getattr(self, name) == state]
+
+
+class Claims(ClaimStates):
     """What was held to be true, each by itself."""
 
     gradient: ClaimState = "untested"
@@ -71,10 +79,6 @@ class Claims(RecordPart):
     replicas: ClaimState = "untested"
     communication: ClaimState = "untested"
     memory: ClaimState = "untested"
-
-    def which(self, state: ClaimState) -> list[str]:
-        """Names of the claims in this state, in the order of the schema."""
-        return [name for name in type(self).model_fields if getattr(self, name) == state]
 
 
 def verdict_of(claims: Claims) -> Verdict | None:

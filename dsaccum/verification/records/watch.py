@@ -8,10 +8,10 @@ from pydantic import AliasChoices, Field
 
 from dsaccum.records import Number, Record, RecordPart
 from dsaccum.verification.records.parts import StepRecord
-from dsaccum.verification.records.record import Cause, ClaimState, ModelRecord, Verdict
+from dsaccum.verification.records.record import Cause, ClaimState, ClaimStates, ModelRecord, Verdict
 
 
-class WatchClaims(RecordPart):
+class WatchClaims(ClaimStates):
     """What was held to be true of a window.
 
     ``weighting``: every target token of the window on all ranks weighs the same, and they add up to 1. ``gradient``:
@@ -26,10 +26,6 @@ class WatchClaims(RecordPart):
     update: ClaimState = "untested"
     samples: ClaimState = "untested"
     replicas: ClaimState = "untested"
-
-    def which(self, state: ClaimState) -> list[str]:
-        """Names of the claims in this state, in the order of the schema."""
-        return [name for name in type(self).model_fields if getattr(self, name) == state]
 
     @property
     def verdict(self) -> Verdict | None:
