@@ -27,6 +27,7 @@ from dsaccum.audit.ways import WAYS, Way
 from dsaccum.config.errors import ConfigError, located_in
 from dsaccum.config.reading import read_json_object
 from dsaccum.config.schema import DeepSpeedSchema
+from dsaccum.engine.process import computing_threads
 from dsaccum.engine.schema import installed_schema
 from dsaccum.training.opening import installed_versions
 from dsaccum.verification.cases.case import Case
@@ -67,10 +68,10 @@ def run_audit(
     started = time.perf_counter()
     world_size = _checked_ranks(ranks)
     config = read_json_object(deepspeed) if deepspeed is not None else {}
-    own_pools = pools or RankPools()
+    own_pools = pools or RankPools(threads_per_rank=1)
     try:
         own_pools.get(world_size).run(join)
-        with tempfile.TemporaryDirectory(prefix="dsaccum-audit-") as folder:
+        with computing_threads(1), tempfile.TemporaryDirectory(prefix="dsaccum-audit-") as folder:
             bench = _Bench(Path(folder), world_size, own_pools, progress)
             own = bench.own(deepspeed, config) if deepspeed is not None else None
             chosen = list(cells) if cells is not None else (every_cell if full else pairwise_cells)(bench.abilities)

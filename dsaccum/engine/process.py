@@ -6,7 +6,8 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -74,6 +75,19 @@ def limit_threads(ranks: Ranks) -> int:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // ranks.local_world_size))
     return torch.get_num_threads()
+
+
+@contextmanager
+def computing_threads(count: int) -> Iterator[None]:
+    """Inside, torch computes with this many threads: for small tensors one is faster than several that wait for it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def seed_draws(seed: int, ranks: Ranks) -> None:

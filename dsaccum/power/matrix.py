@@ -11,6 +11,7 @@ import torch
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.experiment import Experiment
+from dsaccum.engine.process import computing_threads
 from dsaccum.power.record import (
     CellRecord,
     CleanRecord,
@@ -65,9 +66,10 @@ def run_matrix(
         bench = _Bench(Path(folder), progress)
         applicable, refused = bench.applicability(faults)
         cells = every_cell(applicable) if full else pairwise_cells(applicable)
-        own = pools or RankPools()
+        own = pools or RankPools(threads_per_rank=1)
         try:
-            clean, tried = bench.run(cells, own)
+            with computing_threads(1):
+                clean, tried = bench.run(cells, own)
         finally:
             if pools is None:
                 own.close()

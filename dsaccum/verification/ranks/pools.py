@@ -10,10 +10,15 @@ if TYPE_CHECKING:
 
 
 class RankPools:
-    """Keeps one started pool for each world size until ``close``."""
+    """Keeps one started pool for each world size until ``close``.
 
-    def __init__(self) -> None:
+    Args:
+        threads_per_rank: for computing; None shares this machine's cores among the ranks.
+    """
+
+    def __init__(self, *, threads_per_rank: int | None = None) -> None:
         self._pools: dict[int, RankPool] = {}
+        self._threads_per_rank = threads_per_rank
 
     def get(self, world_size: int) -> RankPool:
         """The pool of this many ranks; started when first asked for.
@@ -24,7 +29,7 @@ class RankPools:
         from dsaccum.verification.ranks.pool import RankPool
 
         if world_size not in self._pools:
-            pool = RankPool(world_size)
+            pool = RankPool(world_size, threads_per_rank=self._threads_per_rank)
             pool.start()
             self._pools[world_size] = pool
         return self._pools[world_size]
