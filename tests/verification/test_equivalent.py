@@ -102,6 +102,13 @@ def test_one_rank_and_one_micro_step(rank_pool: RankPools, tmp_path: Path, ranks
     assert record.effective_batch.total == ranks * steps * 2
 
 
+def test_a_limit_that_no_gradient_reaches_is_untested(rank_pool: RankPools, tmp_path: Path) -> None:
+    record = Given(clipping=50.0).verify(tmp_path, rank_pool)
+    assert (record.verdict, record.claims.clipping) == ("equivalent", "untested")
+    assert "limit 50" in record.reasons["clipping"]
+    assert Given(clipping=0.0).verify(tmp_path, rank_pool).claims.clipping == "pass"
+
+
 def test_rows_with_prompts(rank_pool: RankPools, tmp_path: Path) -> None:
     """Labels of a prompt are masked, so a micro-batch has fewer targets than it has tokens."""
     given = Given(ranks=2, stage=1, experiment={"data": FUNCTIONS})

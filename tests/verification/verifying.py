@@ -56,7 +56,8 @@ class Given:
     precision: str = "fp32"
     ragged: bool = False
     length: int = 32
-    clipping: float = 1.0
+    clipping: float = 0.1
+    """Below every norm of a gradient, so that it acts."""
     optimizer: dict[str, Any] = field(default_factory=lambda: ADAMW)
     scheduler: dict[str, Any] | None = field(default_factory=lambda: WARM_UP)
     last_window: str = "short"

@@ -102,6 +102,11 @@ class SawCheck:
         return self.error <= self.bound
 
     @property
+    def clips(self) -> bool:
+        """Whether the limit was reached."""
+        return self.coefficient < 1
+
+    @property
     def is_a_multiple(self) -> bool:
         """Whether another coefficient explains it: ||seen - ratio due|| is within the bound, in units of ||due||.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dsaccum.reference_optimizers import NotRebuilt
+from dsaccum.reference_optimizers import NotRebuilt, global_norm
 from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
 from dsaccum.verification.diagnosis.rates import rates_behind_updates
 from dsaccum.verification.records.record import Claims, ClaimState
@@ -72,6 +72,11 @@ def _clipping(evidence: CaseEvidence) -> Judged:
             return Judged("fail", f"step {step.step}: off by {step.saw.error:.2g}, bound {step.saw.bound:.2g}")
     if not seen:
         return Judged("untested", "the optimizer leaves no trace of the gradient that it saw")
+    limit = evidence.case.gradient_clipping
+    if limit and not any(step.saw is not None and step.saw.clips for step in seen):
+        norm = max(global_norm(step.truth.gradient) for step in seen)
+        reached = f"no gradient reached the limit {limit:g} (largest norm {norm:.3g})"
+        return Judged("untested", f"{reached}: verify a copy of the JSON with a smaller gradient_clipping, too")
     return Judged("pass")
 
 
