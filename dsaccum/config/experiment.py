@@ -126,12 +126,22 @@ class AutoConfig(_Section):
 
 
 class RunConfig(_Section):
-    """How long, and when to give up."""
+    """How long, what is looked at and kept on the way, and when to give up."""
 
     steps: PositiveInt = 100
     """Optimizer steps, i.e. windows; not micro-steps."""
     seed: NonNegativeInt = 0
     """Initial weights."""
+    eval_every: NonNegativeInt = 0
+    """Optimizer steps between two looks at the held-out loss; 0 for the end only."""
+    checkpoint_every: NonNegativeInt = 100
+    """Optimizer steps between two checkpoints; 0 for none but the one when the run stops or ends."""
+    keep_checkpoints: PositiveInt = 2
+    """So many of the newest checkpoints are kept."""
+    on_checkpoint_error: Literal["continue", "stop"] = "continue"
+    """What a run does when a checkpoint cannot be written; the last whole one is kept in any case."""
+    max_minutes: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Minutes since the process began after which the run stops at a boundary, with a checkpoint."""
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0
     """The longest that any rank waits for another, in seconds."""
     max_skipped: PositiveInt = 10

@@ -14,6 +14,19 @@ from dsaccum.config.errors import ConfigError, nearest
 from dsaccum.config.schema import DeepSpeedSchema, SectionSchema
 
 AUTO = "auto"
+OBSERVERS = (
+    "tensorboard",
+    "wandb",
+    "csv_monitor",
+    "comet",
+    "flops_profiler",
+    "comms_logger",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dump_state",
+    "steps_per_print",
+)
+"""They write files, print, or wait for the device; what they observe is no part of an update."""
 
 # What DeepSpeed's own default does not tell: it is None there, or a nested object.
 _EXPECTED_TYPES: dict[str, tuple[type, ...]] = {

@@ -36,6 +36,8 @@ class WindowOrder:
             ``FILLER``.
         seed: of the order.
         source_file: the experiment's file, for messages.
+        first_window: the first window of this effective batch, where it was changed in mid-run.
+        position: samples of all epochs before it.
 
     Raises:
         ConfigError: ``drop`` with fewer samples than one window: every epoch would be empty.
@@ -48,11 +50,14 @@ class WindowOrder:
         last_window: Literal["continue", "drop", "short"],
         seed: int,
         source_file: str | Path | None = None,
+        *,
+        first_window: int = 0,
+        position: int = 0,
     ) -> None:
         self.num_samples, self.effective_batch, self.last_window = num_samples, effective_batch, last_window
-        whole_windows, left_over = divmod(num_samples, effective_batch)
-        self._epoch_windows = whole_windows + (1 if left_over and last_window == "short" else 0)
-        if last_window == "drop" and not whole_windows:
+        self._first_window, self._position = first_window, position
+        self._epoch_windows = self._windows_in(num_samples)
+        if last_window == "drop" and not self._epoch_windows:
             raise ConfigError(
                 f"{num_samples} samples are fewer than the effective batch of {effective_batch}: nothing would be left",
                 source=source_file,
@@ -70,16 +75,33 @@ class WindowOrder:
 
     def sample_ids(self, window: int) -> np.ndarray:
         """The window's samples in the order of the effective batch, [E], int64; ``FILLER`` where there is none."""
-        if window < 0:
-            raise IndexError(f"window {window}: windows count from 0")
+        start = self.position_of(window)
         if self.last_window == "continue":
-            return self._slice_of_stream(window * self.effective_batch)
-        epoch, position = divmod(window, self._epoch_windows)
-        start = position * self.effective_batch
+            return self._slice_of_stream(start)
+        epoch, offset = divmod(start, self.num_samples)
         ids = np.full(self.effective_batch, FILLER, np.int64)
-        present = self._epoch(epoch)[start : start + self.effective_batch]
+        present = self._epoch(epoch)[offset : offset + self.effective_batch]
         ids[: len(present)] = present
         return ids
+
+    def position_of(self, window: int) -> int:
+        """Samples of all epochs before a window, those included that an epoch's end left out."""
+        if window < self._first_window:
+            raise IndexError(f"window {window}: windows count from {self._first_window}")
+        windows = window - self._first_window
+        if self.last_window == "continue":
+            return self._position + windows * self.effective_batch
+        epoch, offset = divmod(self._position, self.num_samples)
+        in_begun_epoch = self._windows_in(self.num_samples - offset)
+        if windows < in_begun_epoch:
+            return self._position + windows * self.effective_batch
+        epochs, rest = divmod(windows - in_begun_epoch, self._epoch_windows)
+        return (epoch + 1 + epochs) * self.num_samples + rest * self.effective_batch
+
+    def _windows_in(self, samples: int) -> int:
+        """Windows of one epoch's last so many samples."""
+        whole, left_over = divmod(samples, self.effective_batch)
+        return whole + (1 if left_over and self.last_window == "short" else 0)
 
     def _slice_of_stream(self, start: int) -> np.ndarray:
         """E entries from position ``start`` of all epochs' orders, one after the other."""

@@ -95,9 +95,15 @@ def seed_draws(seed: int, ranks: Ranks) -> None:
 
     Called once all ranks have drawn the same initial weights.
     """
+    import random
+
+    import numpy as np
     import torch
 
-    torch.manual_seed(seed + 1 + ranks.rank)
+    own = seed + 1 + ranks.rank
+    torch.manual_seed(own)
+    random.seed(own)
+    np.random.seed(own % 2**32)
 
 
 def start_process_group(ranks: Ranks, timeout: timedelta) -> None:

@@ -20,6 +20,8 @@ class TrainArguments:
     accumulation_steps: int | None
     micro_batch: int | None
     output_directory: str | None
+    resume: str
+    new_effective_batch: bool
     overrides: tuple[str, ...]
     preflight: bool
     verbose: bool
@@ -46,6 +48,8 @@ def parse_arguments(command_line: Sequence[str], default_experiment: Path) -> Tr
         accumulation_steps=parsed.accum_steps,
         micro_batch=parsed.micro_batch,
         output_directory=parsed.output_dir,
+        resume=parsed.resume,
+        new_effective_batch=parsed.new_effective_batch,
         overrides=tuple(overrides),
         preflight=parsed.preflight == "auto",
         verbose=parsed.verbose,
@@ -84,7 +88,22 @@ def _parser(default_experiment: Path) -> argparse.ArgumentParser:
         "where accumulation is wrong, stop with exit code 1",
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--output-dir", metavar="DIR", help="a new or empty directory (default: runs/<name>-<n>)")
+    output.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        help="a new or empty directory, or that of a run to continue (default: runs/<name>-<n>, a new one)",
+    )
+    output.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|DIR",
+        help="auto: continue the run that --output-dir holds, if it holds one; DIR: continue that one",
+    )
+    output.add_argument(
+        "--new-effective-batch",
+        action="store_true",
+        help="continue with another effective batch: no longer the run that it was, and recorded as a break",
+    )
     output.add_argument(
         "--verbose", action="store_true", help="show what DeepSpeed and transformers log, and tracebacks"
     )

@@ -26,7 +26,7 @@ class ConsoleProgress:
 
     def __init__(self, steps: int, *, is_first: bool) -> None:
         self._steps, self._is_first = steps, is_first
-        self._seen_tokens, self._seconds, self._last_line = 0, 0.0, 0.0
+        self._seen_steps, self._seen_tokens, self._seconds, self._last_line = 0, 0, 0.0, 0.0
         self._bar: Progress | None = None
         if is_first and sys.stdout.isatty():
             self._bar = Progress(
@@ -38,6 +38,10 @@ class ConsoleProgress:
             )
             self._task = self._bar.add_task("", total=steps, figures="")
             self._bar.start()
+
+    def go_on_from(self, step: int, tokens: int) -> None:
+        """What an earlier process has done."""
+        self._seen_steps, self._seen_tokens = step, tokens
 
     def note(self, line: str) -> None:
         """A line of its own, above the bar: warnings, skipped steps."""
@@ -58,7 +62,7 @@ class ConsoleProgress:
         if self._bar is not None:
             self._bar.update(self._task, completed=metrics.step, figures=figures)
         elif self._due(metrics.step):
-            left = self._seconds / metrics.step * (self._steps - metrics.step)
+            left = self._seconds / (metrics.step - self._seen_steps) * (self._steps - metrics.step)
             progress = f"step {metrics.step:>{len(str(self._steps))}}/{self._steps}"
             _print(f"{progress}  {figures}  {left:.0f} s left")
             self._last_line = time.monotonic()
@@ -71,7 +75,7 @@ class ConsoleProgress:
     def _due(self, step: int) -> bool:
         every = max(1, self._steps // PLAIN_LINES)
         late = time.monotonic() - self._last_line > PLAIN_SECONDS
-        return step in (1, self._steps) or step % every == 0 or late
+        return step in (self._seen_steps + 1, self._steps) or step % every == 0 or late
 
 
 def _print(line: str) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks
-from dsaccum.training.outcome import RunFailed, say
+from dsaccum.training.outcome import Interrupted, RunFailed, say
 from dsaccum.training.preflight import NotEquivalent
 from dsaccum.training.watchdog import Position, Watchdog
 
@@ -25,7 +25,7 @@ def failures_named(ranks: Ranks, watchdog: Watchdog) -> Iterator[None]:
     """
     try:
         yield
-    except (RunFailed, NotEquivalent):
+    except (RunFailed, NotEquivalent, Interrupted):
         raise
     except ConfigError as error:
         where = watchdog.position

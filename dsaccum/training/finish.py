@@ -171,14 +171,35 @@ def next_command(command: Sequence[str], batch: EffectiveBatch) -> str:
         command: the flags that this run was given.
         batch: how its effective batch was split.
     """
-    launcher = "deepspeed" if batch.world_size == 1 else f"deepspeed --num_gpus {batch.world_size}"
-    flags, skip = [], False
-    for flag in command:
-        name = flag.partition("=")[0]
-        if not skip and name not in ("--accum-steps", "--micro-batch", "--output-dir", "--local_rank"):
-            flags.append(flag)
-        skip = not skip and name in ("--accum-steps", "--micro-batch", "--output-dir") and "=" not in flag
+    flags = _without(command, "--accum-steps", "--micro-batch", "--output-dir", "--resume")
     steps, rows = 2 * batch.accumulation_steps, batch.micro_batch // 2
     split = ["--accum-steps", str(steps), "--micro-batch", str(rows)] if batch.micro_batch % 2 == 0 else []
     other = [] if split or "--experiment" in flags else ["--experiment", "launch/experiments/llama-nano.yaml"]
-    return f"{launcher} launch/train.py {shlex.join([*flags, *split, *other])}"
+    return f"{_launcher(batch)} launch/train.py {shlex.join([*flags, *split, *other])}"
+
+
+def continue_command(command: Sequence[str], batch: EffectiveBatch, directory: Path) -> str:
+    """The command that continues a run.
+
+    Args:
+        command: the flags that it was given.
+        batch: how its effective batch was split.
+        directory: of the run.
+    """
+    flags = _without(command, "--output-dir", "--resume", "--new-effective-batch")
+    return f"{_launcher(batch)} launch/train.py {shlex.join([*flags, '--resume', str(directory)])}"
+
+
+def _launcher(batch: EffectiveBatch) -> str:
+    return "deepspeed" if batch.world_size == 1 else f"deepspeed --num_gpus {batch.world_size}"
+
+
+def _without(command: Sequence[str], *unwanted: str) -> list[str]:
+    """The flags but these and their values, and what a launcher added."""
+    kept, skip = [], False
+    for flag in command:
+        name = flag.partition("=")[0]
+        if not skip and name not in (*unwanted, "--local_rank"):
+            kept.append(flag)
+        skip = not skip and name in unwanted and name != "--new-effective-batch" and "=" not in flag
+    return kept

@@ -16,7 +16,8 @@ from dsaccum.loss import SummedLoss, build_loss
 from dsaccum.model import build_model
 from dsaccum.probe import check_causal_language_model
 from dsaccum.training.arguments import TrainArguments
-from dsaccum.training.run_directory import check_output_directory
+from dsaccum.training.checkpoints.manifest import StreamOrigin
+from dsaccum.training.start import Start, find_start
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,20 @@ class Inputs:
     parameters: dict[str, int]
     """Counted before DeepSpeed has it: at ZeRO 3 a partitioned parameter says that it is empty."""
     loss: SummedLoss
+    start: Start
+    """As rank 0 found it; the other ranks learn of it when they have joined."""
+
+    def window_order(self, origin: StreamOrigin, total: int | None = None) -> WindowOrder:
+        """Which samples each window holds, where the stream was entered at this origin; of another E, if given."""
+        return WindowOrder(
+            len(self.data.samples),
+            total or self.deepspeed.batch.total,
+            self.experiment.data.last_window,
+            self.experiment.data.seed,
+            self.arguments.experiment,
+            first_window=origin.window,
+            position=origin.position,
+        )
 
 
 def read_inputs(arguments: TrainArguments, ranks: Ranks) -> Inputs:
@@ -54,8 +69,7 @@ def _read(arguments: TrainArguments, ranks: Ranks) -> Inputs:
         accumulation_steps=arguments.accumulation_steps,
         micro_batch=arguments.micro_batch,
     )
-    if ranks.is_first:
-        check_output_directory(arguments.output_directory)
+    start = find_start(arguments.resume, arguments.output_directory) if ranks.is_first else Start()
     source = arguments.experiment
     loss = build_loss(experiment.loss.factory, source=source)
     data = load_data(experiment.data, source)
@@ -73,7 +87,7 @@ def _read(arguments: TrainArguments, ranks: Ranks) -> Inputs:
     )
     if experiment.loss.factory is None:
         check_causal_language_model(model, len(data.tokenizer), experiment.data.sequence_length, source)
-    return Inputs(arguments, experiment, deepspeed, data, order, model, _parameter_count(model), loss)
+    return Inputs(arguments, experiment, deepspeed, data, order, model, _parameter_count(model), loss, start)
 
 
 def _parameter_count(module: nn.Module) -> dict[str, int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dsaccum.config.errors import ConfigError
 from dsaccum.training.console import ConsoleProgress
-from dsaccum.training.metrics import MetricsFile, StepMetrics
+from dsaccum.training.metrics import MetricsFile, StepMetrics, read_metrics
 from dsaccum.training.outcome import say
 from dsaccum.training.run_directory import RunDirectory
 
@@ -22,6 +23,10 @@ class Journal:
         console: what people see.
         monitor: writes (name, value, samples) to DeepSpeed's monitors.
         is_first: whether this is rank 0.
+        metrics_bytes: of ``metrics.jsonl``, as they were when the run was continued from a checkpoint.
+
+    Raises:
+        ConfigError: the metrics of before are not what they were.
     """
 
     def __init__(
@@ -32,13 +37,16 @@ class Journal:
         monitor: MonitorWriter,
         *,
         is_first: bool,
+        metrics_bytes: int = 0,
     ) -> None:
         self._directory, self._record, self._console, self._monitor = directory, record, console, monitor
         self._is_first = is_first
-        self._metrics = MetricsFile(directory.metrics) if is_first else None
         self.losses: list[float] = []
         """Of the steps that were applied, in order."""
         self.tokens, self.seconds = 0, 0.0
+        if is_first and metrics_bytes:
+            self._remember(_metrics_of_before(directory, metrics_bytes))
+        self._metrics = MetricsFile(directory.metrics, metrics_bytes) if is_first else None
         self._write_status("running")
 
     def step(self, metrics: StepMetrics) -> None:
@@ -51,6 +59,11 @@ class Journal:
         if self._metrics is not None:
             self._metrics.write(metrics)
         self._console.step(metrics)
+
+    def make_metrics_durable(self) -> int:
+        """Rank 0: all lines so far are on the disk; returns their length in bytes."""
+        assert self._metrics is not None
+        return self._metrics.make_durable()
 
     def note(self, line: str) -> None:
         """Show one line."""
@@ -71,11 +84,27 @@ class Journal:
         self._console.close()
         if not (self._is_first or speaks) or self._directory.status() in ("failed", "finished", "interrupted"):
             return
+        if not self._is_first and not self._directory.is_free():  # continued by another run already
+            return
         try:
             self._directory.write_record({"status": "failed", "reason": reason, **self._record})
         except OSError as error:
             say(f"error: {self._directory.path} could not be told that the run failed: {error}")
 
+    def _remember(self, steps: list[StepMetrics]) -> None:
+        self.losses = [step.loss for step in steps if step.loss is not None]
+        self.tokens, self.seconds = steps[-1].tokens, sum(step.seconds for step in steps)
+        self._console.go_on_from(steps[-1].step, self.tokens)
+
     def _write_status(self, status: str, **figures: Any) -> None:
         if self._is_first:
             self._directory.write_record({"status": status, **figures, **self._record})
+
+
+def _metrics_of_before(directory: RunDirectory, length: int) -> list[StepMetrics]:
+    try:
+        return read_metrics(directory.metrics, length)
+    except (OSError, ValueError, TypeError) as error:
+        problem = f"is not what it was when the checkpoint was made ({' '.join(str(error).split())})"
+        fix = "put the file back, or another --output-dir"
+        raise ConfigError(problem, source=str(directory.metrics), fix=fix) from error

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dsaccum.engine.window_engine import WindowEngine, WindowOutcome
 from dsaccum.loss import window_count
+from dsaccum.training.checkpoints.manifest import Counters
 from dsaccum.training.control import Agreement, ControlExchange, WindowReport
 from dsaccum.training.metrics import StepMetrics
 from dsaccum.training.outcome import RunFailed
@@ -45,10 +46,10 @@ class Finished:
 
     step: int
     samples: int
-    tokens: int
     targets: int
     seconds: float
     outcome: WindowOutcome
+    held_out_loss: float | None
 
 
 class TrainingLoop:
@@ -63,6 +64,8 @@ class TrainingLoop:
         record: what to do with each step's metrics; called on every rank, one window late.
         note: shows a person one line.
         replicas: checks now and then that the ranks' parameters are the same; None for never.
+        evaluate: the held-out loss after a step, or None where it is not looked at. A collective.
+        at_boundary: called on all ranks when a window is done and recorded, and nothing of the next one is begun.
     """
 
     def __init__(
@@ -75,23 +78,31 @@ class TrainingLoop:
         record: Callable[[StepMetrics], None],
         note: Note,
         replicas: ReplicaCheck | None = None,
+        evaluate: Callable[[int], float | None] = lambda _: None,
+        at_boundary: Callable[[Counters], None] = lambda _: None,
     ) -> None:
         self._engine, self._stream, self._exchange = engine, stream, exchange
         self._watchdog, self._stop, self._record, self._note = watchdog, stop, record, note
         self._replicas = replicas
-        self._skipped_in_a_row = 0
+        self._evaluate, self._at_boundary = evaluate, at_boundary
+        self._counters = Counters()
 
-    def run(self, steps: int, max_skipped: int) -> int:
-        """Train; returns the number of steps made, less than ``steps`` when the run was asked to stop.
+    def run(self, steps: int, max_skipped: int, start: Counters | None = None) -> Counters:
+        """Train; returns where the run stands then, before ``steps`` when it was asked to stop.
+
+        Args:
+            steps: of the whole run.
+            max_skipped: so many skipped steps in a row end it.
+            start: where it stands; None for its beginning.
 
         Raises:
             RunFailed: ``max_skipped`` steps in a row had a gradient that was not finite, or the ranks' parameters
                 came to differ.
         """
         finished: Finished | None = None
-        samples = tokens = 0
+        self._counters = start or Counters()
         clock = time.perf_counter()
-        for step in range(1, steps + 1):
+        for step in range(self._counters.step + 1, steps + 1):
             self._watchdog.at(step, 0, "data")
             micro_batches = self._stream.window(step - 1)
             targets = window_count(self._engine.loss, micro_batches)
@@ -100,19 +111,21 @@ class TrainingLoop:
             self._watchdog.at(step, 0, "exchange")
             window = self._agree(finished, targets=targets, samples=rows)
             self._stop_if_hopeless(max_skipped)
+            if finished is not None:
+                self._at_boundary(self._counters)
             if window.stop:
-                return step - 1
+                return self._counters
 
             outcome = self._engine.run_window(micro_batches, window.targets, partial(self._watchdog.at, step))
-            samples, tokens = samples + window.samples, tokens + window.targets
+            held_out_loss = self._evaluate(step)
             clock, started = time.perf_counter(), clock
-            finished = Finished(step, samples, tokens, window.targets, clock - started, outcome)
+            finished = Finished(step, window.samples, window.targets, clock - started, outcome, held_out_loss)
         self._watchdog.at(steps, 0, "exchange")
         self._agree(finished, targets=0, samples=0)
         self._stop_if_hopeless(max_skipped)
         if self._replicas is not None and self._replicas.pending:  # of the last step: nobody has told the others yet
             self._agree(None, targets=0, samples=0)
-        return steps
+        return self._counters
 
     def _agree(self, finished: Finished | None, *, targets: int, samples: int) -> Agreement:
         """Exchange counts of the coming window and the loss of the finished one, which is recorded at once."""
@@ -137,33 +150,39 @@ class TrainingLoop:
         return agreement
 
     def _account(self, finished: Finished, agreement: Agreement) -> None:
-        outcome = finished.outcome
+        outcome, before = finished.outcome, self._counters
+        self._counters = Counters(
+            step=finished.step,
+            samples=before.samples + finished.samples,
+            tokens=before.tokens + finished.targets,
+            skipped_in_a_row=0 if outcome.applied else before.skipped_in_a_row + 1,
+        )
         if finished.step == 1 and self._engine.decayed_without_gradient:
             self._note(_describe_decay(self._engine.decayed_without_gradient))
-        self._skipped_in_a_row = 0 if outcome.applied else self._skipped_in_a_row + 1
         if not outcome.applied:
-            self._note(
-                f"step {finished.step} skipped on all ranks: {_where(agreement)} ({self._skipped_in_a_row} in a row)"
-            )
+            in_a_row = self._counters.skipped_in_a_row
+            self._note(f"step {finished.step} skipped on all ranks: {_where(agreement)} ({in_a_row} in a row)")
         elif agreement.non_finite_ranks:
             self._note(f"step {finished.step} applied, its gradient is finite, and yet {_where(agreement)}")
         self._record(
             StepMetrics(
                 step=finished.step,
-                samples=finished.samples,
-                tokens=finished.tokens,
+                samples=self._counters.samples,
+                tokens=self._counters.tokens,
                 loss=_window_loss(finished, agreement),
                 learning_rate=outcome.learning_rate,
                 gradient_norm=outcome.gradient_norm,
                 seconds=finished.seconds,
                 applied=outcome.applied,
+                effective_batch=self._engine.batch.total,
+                held_out_loss=finished.held_out_loss,
             )
         )
 
     def _stop_if_hopeless(self, max_skipped: int) -> None:
-        if self._skipped_in_a_row >= max_skipped:
+        if self._counters.skipped_in_a_row >= max_skipped:
             raise RunFailed(
-                f"{self._skipped_in_a_row} optimizer steps in a row had a gradient that is not finite "
+                f"{self._counters.skipped_in_a_row} optimizer steps in a row had a gradient that is not finite "
                 "(run.max_skipped); a lower learning rate or a look at the data may help"
             )
 

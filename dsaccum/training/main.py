@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks, let_idle_threads_sleep, limit_threads, quiet_libraries
 from dsaccum.training.arguments import parse_arguments
-from dsaccum.training.outcome import FIRST_RANK_SPEAKS_S, ExitCode, RunFailed, end_now, refuse, say
+from dsaccum.training.outcome import FIRST_RANK_SPEAKS_S, ExitCode, Interrupted, RunFailed, end_now, refuse, say
 from dsaccum.training.preflight import NotEquivalent
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ def main(command_line: Sequence[str], default_experiment: Path, preflight: Prefl
         if ranks.is_first or error.own:
             say(f"error: {error}")
         code = ExitCode.FAILED
+    except Interrupted as stopped:
+        if ranks.is_first:
+            say(str(stopped))
+        code = ExitCode.INTERRUPTED
     except KeyboardInterrupt:
         if ranks.is_first:
             say("error: interrupted before the first step; nothing was trained")

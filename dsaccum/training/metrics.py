@@ -24,6 +24,8 @@ class StepMetrics:
         gradient_norm: before clipping; None where the step was skipped.
         seconds: from the end of the step before to the end of this one.
         applied: False where the gradient was not finite and the window was discarded.
+        effective_batch: E, which a continued run may change.
+        held_out_loss: after this step; None where it was not looked at.
     """
 
     step: int
@@ -34,14 +36,42 @@ class StepMetrics:
     gradient_norm: float | None
     seconds: float
     applied: bool
+    effective_batch: int
+    held_out_loss: float | None = None
+
+
+def read_metrics(path: Path, length: int) -> list[StepMetrics]:
+    """The steps in the first ``length`` bytes.
+
+    Raises:
+        OSError: it cannot be read, or is shorter.
+        ValueError: these are no such lines.
+    """
+    with path.open("rb") as file:
+        content = file.read(length)
+    if len(content) < length:
+        raise OSError(errno.EIO, f"{len(content):,} bytes, and the checkpoint was made with {length:,}", str(path))
+    return [StepMetrics(**json.loads(line)) for line in content.splitlines()]
 
 
 class MetricsFile:
-    """Appends steps to ``metrics.jsonl``; each line reaches the file before the next step begins."""
+    """Appends steps to ``metrics.jsonl``; each line reaches the file before the next step begins.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        length: bytes that are kept; what a run that was ended wrote past its last checkpoint is written again.
+    """
+
+    def __init__(self, path: Path, length: int = 0) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
+        self._file.truncate(length)
+        self._file.seek(0, os.SEEK_END)
+
+    def make_durable(self) -> int:
+        """All lines so far are on the disk; returns their length in bytes."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one line."""

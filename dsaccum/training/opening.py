@@ -88,6 +88,7 @@ def run_record(
         "command": command,
         "data": inputs.data.description,
         "preflight": preflight,
+        "continued": [],
     }
 
 

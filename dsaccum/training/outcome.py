@@ -22,6 +22,8 @@ class ExitCode(IntEnum):
     NOT_EQUIVALENT = 1
     WRONG_INPUT = 2
     FAILED = 3
+    INTERRUPTED = 75
+    """Stopped at a boundary, with a checkpoint from which it can be continued."""
 
 
 class RunFailed(Exception):
@@ -34,6 +36,10 @@ class RunFailed(Exception):
     def __init__(self, message: str, *, own: bool = False) -> None:
         self.own = own
         super().__init__(message)
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and did at a boundary, on all ranks alike; the message says how to continue it."""
 
 
 def refuse(error: ConfigError, ranks: Ranks) -> ExitCode:

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import os
 import time
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import NoReturn
 
 import torch.distributed as dist
 
-from dsaccum.config.errors import ConfigError
-from dsaccum.data import WindowStream
-from dsaccum.engine.process import Ranks, seed_draws, start_process_group
-from dsaccum.engine.refusal import refusal
+from dsaccum.config.experiment import RunConfig
+from dsaccum.engine.process import Ranks, start_process_group
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.training import finish, opening
+from dsaccum.training.assembly import Run, build_engine, build_keeper, build_loop, open_run
+from dsaccum.training.checkpoints.keeping import CheckpointKeeper
+from dsaccum.training.checkpoints.manifest import Counters
 from dsaccum.training.console import ConsoleProgress
-from dsaccum.training.control import ControlExchange
-from dsaccum.training.failure import failures_named, is_communication
+from dsaccum.training.continuing import agree_on_continuation
+from dsaccum.training.failure import failures_named
+from dsaccum.training.identity import everything
 from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
-from dsaccum.training.loop import TrainingLoop
-from dsaccum.training.outcome import ExitCode, RunFailed
+from dsaccum.training.outcome import ExitCode, Interrupted, RunFailed
 from dsaccum.training.preflight import Preflight
-from dsaccum.training.replica_check import ReplicaCheck
-from dsaccum.training.run_directory import RunDirectory, create_output_directory
+from dsaccum.training.same_everywhere import check_same_everywhere
 from dsaccum.training.stop_request import StopRequest
 from dsaccum.training.watchdog import Watchdog
 
@@ -51,46 +49,84 @@ def execute(
     Raises:
         NotEquivalent: the preflight found accumulation wrong.
         ConfigError: DeepSpeed or the file system refuses what was given.
+        Interrupted: it was asked to stop, and can be continued.
         RunFailed: anything else that ends a run.
     """
     settings = inputs.experiment.run
     _join(ranks, settings.timeout_s)
-    stop = StopRequest().listen()
+    stop = _listen(settings, started)
     watchdog = Watchdog(ranks, settings.timeout_s, stop).start()
     journal: Journal | None = None
     try:
         with failures_named(ranks, watchdog):
             console = _announce(inputs, ranks)
-            checked = None if preflight is None else preflight(inputs, ranks, watchdog, console.note)
+            record = opening.run_record(inputs, ranks, command)
+            check_same_everywhere(everything(record), ranks)
+            continuation = agree_on_continuation(inputs, ranks, record, console.note, watchdog.moved)
+            record["preflight"] = None if preflight is None else preflight(inputs, ranks, watchdog, console.note)
             _stop_if_asked(stop, ranks)
-            engine = _build_engine(inputs)
-            journal, directory = _open_journal(inputs, ranks, engine, console, command, checked)
+            engine = build_engine(inputs, ranks, continuation)
+            run = open_run(inputs, ranks, engine, console, record, continuation)
+            journal = run.journal
             watchdog.on_end = stop.on_end = partial(journal.fail, speaks=True)
-            seed_draws(settings.seed, ranks)
-            loop = _build_loop(inputs, ranks, engine, watchdog, stop, journal)
-            steps = loop.run(settings.steps, settings.max_skipped)
-            _finish(inputs, ranks, engine, watchdog, journal, directory, steps, started, command)
+            keeper = build_keeper(inputs, ranks, engine, watchdog, run)
+            loop = build_loop(inputs, ranks, engine, watchdog, stop, run, keeper)
+            counters = loop.run(settings.steps, settings.max_skipped, run.counters)
+            if counters.step < settings.steps:
+                _interrupt(inputs, ranks, stop, run, keeper, counters, command)
+            keeper.save_at_the_end(counters)
+            _finish(inputs, ranks, engine, watchdog, run, started, command)
     except RunFailed as failure:
         if journal is not None:
             journal.fail(str(failure), speaks=failure.own)
         raise
     watchdog.stop()
     dist.destroy_process_group()
-    if steps < settings.steps:
-        asked_by = stop.reason or "another rank's stop request"
-        raise RunFailed(
-            f"stopped by {asked_by} after step {steps} of {settings.steps}; the model is in {directory.model}"
-        )
     return ExitCode.DONE
+
+
+def _listen(settings: RunConfig, started: float) -> StopRequest:
+    stop = StopRequest().listen()
+    if settings.max_minutes is not None:
+        left = settings.max_minutes * 60 - (time.perf_counter() - started)
+        stop.limit(left, f"its time limit of {settings.max_minutes:g} minutes (run.max_minutes)")
+    return stop
+
+
+def _reason(stop: StopRequest, ranks: Ranks) -> str | None:
+    """The first rank's that was asked to stop. A collective."""
+    reasons: list[str | None] = [None] * ranks.world_size
+    dist.all_gather_object(reasons, stop.reason if stop.made else None)
+    return next((reason for reason in reasons if reason), None)
 
 
 def _stop_if_asked(stop: StopRequest, ranks: Ranks) -> None:
     """On all ranks, if one of them was asked to before there was anything to save."""
-    reasons: list[str | None] = [None] * ranks.world_size
-    dist.all_gather_object(reasons, stop.reason)
-    reason = next((reason for reason in reasons if reason), None)
+    reason = _reason(stop, ranks)
     if reason is not None:
         raise RunFailed(f"stopped by {reason} before the first step; nothing was trained")
+
+
+def _interrupt(
+    inputs: Inputs,
+    ranks: Ranks,
+    stop: StopRequest,
+    run: Run,
+    keeper: CheckpointKeeper,
+    counters: Counters,
+    command: list[str],
+) -> NoReturn:
+    """On all ranks: save, and say how to continue."""
+    reason = _reason(stop, ranks)
+    if not counters.step:
+        raise RunFailed(f"stopped by {reason} before the first step was done; nothing was trained")
+    keeper.save_now(counters)
+    run.journal.end("interrupted", steps_done=counters.step, reason=reason)
+    how = finish.continue_command(command, inputs.deepspeed.batch, run.directory.path)
+    raise Interrupted(
+        f"stopped by {reason} after step {counters.step} of {inputs.experiment.run.steps}, with a checkpoint; "
+        f"to continue: {how}"
+    )
 
 
 def _join(ranks: Ranks, timeout_s: float) -> None:
@@ -104,20 +140,6 @@ def _join(ranks: Ranks, timeout_s: float) -> None:
         raise RunFailed(f"rank {ranks.rank} of {ranks.world_size} could not start: {reason}", own=True) from error
 
 
-def _build_engine(inputs: Inputs) -> WindowEngine:
-    deepspeed = inputs.deepspeed
-    # Some of DeepSpeed's optimizers print their memory use past all loggers.
-    quiet = contextlib.nullcontext() if inputs.arguments.verbose else contextlib.redirect_stdout(io.StringIO())
-    try:
-        with quiet:
-            return WindowEngine(inputs.model, deepspeed.config, deepspeed.batch, inputs.loss)
-    except Exception as error:
-        if is_communication(error):
-            raise
-        source = inputs.arguments.experiment
-        raise refusal(error, inputs.model, config=deepspeed.source, experiment=source) from error
-
-
 def _announce(inputs: Inputs, ranks: Ranks) -> ConsoleProgress:
     """Everything that is known before the engine is built, which may take a while."""
     console = ConsoleProgress(inputs.experiment.run.steps, is_first=ranks.is_first)
@@ -127,66 +149,17 @@ def _announce(inputs: Inputs, ranks: Ranks) -> ConsoleProgress:
     return console
 
 
-def _open_journal(
-    inputs: Inputs,
-    ranks: Ranks,
-    engine: WindowEngine,
-    console: ConsoleProgress,
-    command: list[str],
-    checked: dict[str, Any] | None,
-) -> tuple[Journal, RunDirectory]:
-    directory = _agree_on_directory(inputs, ranks)
-    for line in [*engine.remedies, f"run             {inputs.experiment.name} -> {directory.path}"]:
-        console.note(line)
-    record = opening.run_record(inputs, ranks, command, checked)
-    return Journal(directory, record, console, engine.write_events, is_first=ranks.is_first), directory
-
-
-def _agree_on_directory(inputs: Inputs, ranks: Ranks) -> RunDirectory:
-    """Rank 0 makes it; the others learn its name, or that it could not be made."""
-    answer: list[RunDirectory | ConfigError | None] = [None]
-    if ranks.is_first:
-        try:
-            answer = [create_output_directory(inputs.arguments.output_directory, inputs.experiment.name)]
-        except ConfigError as error:
-            answer = [error]
-    dist.broadcast_object_list(answer)
-    if isinstance(answer[0], RunDirectory):
-        return answer[0]
-    assert isinstance(answer[0], ConfigError)
-    raise answer[0]
-
-
-def _build_loop(
-    inputs: Inputs, ranks: Ranks, engine: WindowEngine, watchdog: Watchdog, stop: StopRequest, journal: Journal
-) -> TrainingLoop:
-    return TrainingLoop(
-        engine=engine,
-        stream=WindowStream(
-            inputs.data.samples, inputs.order, inputs.deepspeed.batch, ranks.rank, inputs.data.tokenizer.pad_token
-        ),
-        exchange=ControlExchange(ranks.rank, inputs.deepspeed.batch.accumulation_steps, engine.device),
-        watchdog=watchdog,
-        stop=stop,
-        record=journal.step,
-        note=journal.note,
-        replicas=ReplicaCheck(engine.engine, inputs.experiment.run.replica_check_every, ranks.world_size),
-    )
-
-
 def _finish(
     inputs: Inputs,
     ranks: Ranks,
     engine: WindowEngine,
     watchdog: Watchdog,
-    journal: Journal,
-    directory: RunDirectory,
-    steps: int,
+    run: Run,
     started: float,
     command: list[str],
 ) -> None:
     """Held-out loss, the saved model, a sample, and what to try next."""
-    data = inputs.data
+    data, journal, directory, steps = inputs.data, run.journal, run.directory, inputs.experiment.run.steps
     stage = itertools.count(1)
 
     def progress() -> None:
@@ -200,15 +173,14 @@ def _finish(
         return
     finish.save_model(inputs.model, state, data.tokenizer, directory.model)
     progress()
-    complete = steps == inputs.experiment.run.steps
     figures = finish.Figures(journal.losses, held_out, journal.tokens / max(journal.seconds, 1e-9))
-    journal.end("finished" if complete else "interrupted", steps_done=steps, **figures.record())
+    journal.end("finished", steps_done=steps, **figures.record())
     sequence_length = inputs.experiment.data.sequence_length
     for line in [
         *figures.lines(),
         *finish.sample_lines(directory.model, data.held_out, data.tokenizer, sequence_length),
         f"model           {directory.model}",
         f"total           {time.perf_counter() - started:.0f} s since this process began",
-        *([f"try next        {finish.next_command(command, engine.batch)}"] if complete else []),
+        f"try next        {finish.next_command(command, engine.batch)}",
     ]:
         journal.note(line)

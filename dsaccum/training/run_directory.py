@@ -1,16 +1,17 @@
-"""A run's directory: a fresh one each time, never somebody else's."""
+"""A run's directory: a fresh one, or that of the run which is continued; never somebody else's."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dsaccum.config.errors import ConfigError
 
-RECORD = "run.json"
+RECORD, LOCK = "run.json", "run.lock"
 DEFAULT_PARENT = Path("runs")
 
 
@@ -30,6 +31,43 @@ class RunDirectory:
         """The trained model, in transformers' own format."""
         return self.path / "model"
 
+    @property
+    def checkpoints(self) -> Path:
+        """The newest whole states of the run."""
+        return self.path / "checkpoints"
+
+    def read_record(self) -> dict[str, Any] | None:
+        """``run.json``; None where there is none that can be read."""
+        try:
+            record = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        ours = isinstance(record, dict) and str(record.get("schema", "")).startswith("dsaccum.train/")
+        return record if ours else None
+
+    def lock(self) -> BinaryIO:
+        """Keep other runs out until what is returned is closed, or this process ends, however it ends.
+
+        Raises:
+            ConfigError: another one is at work in it.
+        """
+        file = (self.path / LOCK).open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            fix = "wait until it has ended, or another --output-dir"
+            raise ConfigError("another run is at work in it", source=str(self.path), fix=fix) from error
+        return file
+
+    def is_free(self) -> bool:
+        """Whether no run is at work in it."""
+        try:
+            self.lock().close()
+        except (ConfigError, OSError):
+            return False
+        return True
+
     def write_record(self, record: dict[str, Any]) -> None:
         """Replace ``run.json`` in one step, so that it is never half written; in place where no second one fits."""
         target = self.path / RECORD
@@ -44,13 +82,11 @@ class RunDirectory:
 
     def status(self) -> str | None:
         """What ``run.json`` says of the run; None where it says nothing."""
-        try:
-            return str(json.loads((self.path / RECORD).read_text(encoding="utf-8"))["status"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        record = self.read_record()
+        return str(record["status"]) if record is not None and "status" in record else None
 
 
-def check_output_directory(wanted: str | None) -> None:
+def check_new_directory(wanted: str | None) -> None:
     """Refuse a directory that can't take a new run. Changes nothing.
 
     Raises:
@@ -73,7 +109,7 @@ def check_output_directory(wanted: str | None) -> None:
 
 
 def create_output_directory(wanted: str | None, name: str) -> RunDirectory:
-    """Make the directory that ``check_output_directory`` allowed; the default is ``runs/<name>-<n>`` with a fresh n.
+    """Make the directory that ``check_new_directory`` allowed; the default is ``runs/<name>-<n>`` with a fresh n.
 
     Raises:
         ConfigError: the file system refuses.

@@ -1,7 +1,8 @@
-"""A request to stop at the next boundary: by SIGTERM or SIGINT, or because nobody waits for this rank any more."""
+"""A request to stop at the next boundary: by a signal, a time limit, or because nobody waits for this rank any more."""
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -21,11 +22,18 @@ class StopRequest:
         self.on_end: Callable[[str], None] = lambda _: None
         """Called with the reason when a second request ends this rank; whoever keeps the record puts it here."""
         self._asked_at = 0.0
+        self._limit, self._limit_reason = math.inf, ""
 
     @property
     def made(self) -> bool:
-        """True once somebody has asked."""
+        """True once somebody has asked, or the time is over."""
+        if time.monotonic() > self._limit:
+            self.ask(self._limit_reason)
         return self.reason is not None
+
+    def limit(self, seconds: float, reason: str) -> None:
+        """Ask by itself after so many seconds from now."""
+        self._limit, self._limit_reason = time.monotonic() + seconds, reason
 
     def ask(self, reason: str) -> None:
         """Ask for a stop at the next boundary; the first reason is kept."""
@@ -33,8 +41,11 @@ class StopRequest:
             self.reason, self._asked_at = reason, time.monotonic()
 
     def listen(self) -> StopRequest:
-        """Let SIGTERM and SIGINT ask from now on; main thread only. Asking again, later, ends this rank at once."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Let SIGTERM, SIGINT and SIGUSR1 (as schedulers send) ask from now on; main thread only.
+
+        Asking again, later, ends this rank at once.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
         return self
 

@@ -15,7 +15,7 @@ from dsaccum.engine.process import Ranks
 from dsaccum.training.outcome import ExitCode, end_now, say
 from dsaccum.training.stop_request import StopRequest
 
-PHASES = ("setup", "data", "exchange", "forward", "backward", "step", "finish")
+PHASES = ("setup", "data", "exchange", "checkpoint", "forward", "backward", "step", "evaluation", "finish")
 """What a rank can be doing, in the order of a window; a rank that is behind the others is the one that hangs."""
 BEAT_S = 1.0
 ALONE_S = 60.0
@@ -34,6 +34,8 @@ class Position:
         phase = PHASES[self.phase]
         if self.step == 0 or phase == "finish":
             return phase
+        if phase == "checkpoint":
+            return f"the checkpoint after step {self.step - 1}"
         micro_step = f", micro-step {self.micro_step}" if self.micro_step else ""
         return f"{phase} of step {self.step}{micro_step}"
 
@@ -72,6 +74,10 @@ class Watchdog:
     def at(self, step: int, micro_step: int, phase: str) -> None:
         """This rank has come so far; two assignments, cheap enough for every phase of every micro-step."""
         self._position = Position(step, micro_step, PHASES.index(phase))
+        self._moved = time.monotonic()
+
+    def moved(self) -> None:
+        """This rank makes progress where it stands."""
         self._moved = time.monotonic()
 
     @property

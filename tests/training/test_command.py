@@ -63,7 +63,10 @@ def test_metrics_hold_one_line_per_optimizer_step(finished_run) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["samples"] for line in lines] == [16, 32, 48, 64]
     assert [line["tokens"] for line in lines] == [16 * 31 * step for step in (1, 2, 3, 4)]
-    keys = {"step", "samples", "tokens", "loss", "learning_rate", "gradient_norm", "seconds", "applied"}
+    keys = {
+        "step", "samples", "tokens", "loss", "learning_rate", "gradient_norm", "seconds", "applied", "effective_batch",
+        "held_out_loss",
+    }  # fmt: skip
     assert all(set(line) == keys and line["applied"] and line["gradient_norm"] > 0 for line in lines)
     assert lines[-1]["loss"] < lines[0]["loss"]
 
@@ -112,7 +115,7 @@ def test_a_second_run_makes_a_second_directory_and_a_finished_one_is_refused(fin
     assert again.code == 0, again.said
     assert (folder / "runs/stdlib-nano-2/run.json").exists()
     before = sorted(folder.rglob("*"))
-    refused = run_train(*TINY, "--output-dir", "runs/stdlib-nano-1", cwd=folder)
+    refused = run_train(*TINY, "--output-dir", "runs/stdlib-nano-1", "--resume", "never", cwd=folder)
     assert refused.code == 2
     assert len(refused.errors) == 1
     assert "it holds a run already (stdlib-nano, finished)" in refused.errors[0]

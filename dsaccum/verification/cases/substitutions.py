@@ -13,7 +13,7 @@ from typing import Any
 from dsaccum.batch import MICRO_BATCH_KEY, STEPS_KEY, TOTAL_KEY, EffectiveBatch
 from dsaccum.config.combinations import is_compiled_here, look_up
 from dsaccum.config.errors import ConfigError
-from dsaccum.config.keys import AUTO
+from dsaccum.config.keys import AUTO, OBSERVERS
 from dsaccum.config.optimizer import ADAM_FAMILY
 from dsaccum.config.precision import resolve_numerics
 from dsaccum.config.schema import Machine
@@ -21,19 +21,6 @@ from dsaccum.config.triangle import resolve_batch
 
 Json = dict[str, Any]
 
-# They write files, print, or wait for the device; what they observe is no part of an update.
-_OBSERVERS = (
-    "tensorboard",
-    "wandb",
-    "csv_monitor",
-    "comet",
-    "flops_profiler",
-    "comms_logger",
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "dump_state",
-    "steps_per_print",
-)
 _READ_HERE = ("optimizer", "zero_optimization", "fp16", "bf16", "torch_autocast", "data_types")
 _OFFLOADS = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
 """The key of today, and the deprecated one."""
@@ -106,7 +93,7 @@ def without_observers(written: Json, machine: Machine) -> tuple[Json, list[str]]
 
 def drop_observers(written: Mapping[str, Any]) -> Json:
     """The JSON without what only watches a run."""
-    return {key: value for key, value in written.items() if key not in _OBSERVERS}
+    return {key: value for key, value in written.items() if key not in OBSERVERS}
 
 
 def without_offload(written: Json, machine: Machine) -> tuple[Json, list[str]]:
