@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.text import Text
 
 from dsaccum.report.figures import against, counted, plain, ratio, scientific
-from dsaccum.report.layout import RIGHT, WIDTH, WRONG, labelled, listed, print_lines
+from dsaccum.report.layout import RIGHT, WIDTH, WRONG, as_plain_text, labelled, listed, print_lines
 from dsaccum.report.weight_matrix import weight_lines
 from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.records.record import Cause
@@ -54,11 +54,28 @@ def distinct_causes(record: WatchRecord) -> list[Cause]:
     return list({(cause.id, cause.summary, cause.fix): cause for cause in reversed(causes)}.values())[::-1]
 
 
+def failure_text(record: WatchRecord) -> str:
+    """What a failed assertion says: of each window that is not proven right, verdict, causes, claims and weights."""
+    lines = [Text(overall(record)), *map(Text, record.messages)]
+    several = len(record.engines) > 1
+    for engine in record.engines:
+        for window in engine.windows:
+            if window.verdict != "equivalent":
+                lines += [
+                    *_title(engine, window, several=several),
+                    *_verdict(window, WIDTH),
+                    *_claims(window, WIDTH),
+                    *_factors(window, WIDTH),
+                    *weight_lines([window.step], width=WIDTH),
+                    *_tokens(window, WIDTH),
+                ]
+    return as_plain_text(lines)
+
+
 def window_lines(engine: WatchedRecord, window: WindowRecord, *, several: bool, width: int) -> list[Text]:
     """One window."""
     return [
-        Text(),
-        Text(f"dsaccum.watch: window {window.window}" + (f" of engine {engine.number}" if several else "")),
+        *_title(engine, window, several=several),
         *_header(engine, window, width),
         *_factors(window, width),
         *weight_lines([window.step], width=width),
@@ -67,6 +84,13 @@ def window_lines(engine: WatchedRecord, window: WindowRecord, *, several: bool, 
         Text(),
         *_claims(window, width),
         *_verdict(window, width),
+    ]
+
+
+def _title(engine: WatchedRecord, window: WindowRecord, *, several: bool) -> list[Text]:
+    return [
+        Text(),
+        Text(f"dsaccum.watch: window {window.window}" + (f" of engine {engine.number}" if several else "")),
     ]
 
 

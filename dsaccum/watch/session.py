@@ -13,7 +13,7 @@ from dsaccum.report.watch import print_watch
 from dsaccum.training.opening import installed_versions
 from dsaccum.verification.records.hardware import hardware
 from dsaccum.verification.records.watch import WatchedRecord, WatchRecord, WindowRecord, worst
-from dsaccum.watch.attach import Attachment
+from dsaccum.watch.attachment import Attachment
 from dsaccum.watch.desk import DEFAULT_WINDOW, Desk
 from dsaccum.watch.judge import judge
 from dsaccum.watch.record import describe_subject, describe_window

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import dsaccum.watch
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.records.watch import WatchRecord
 from dsaccum.watch.arguments import parse_arguments, windows_of
@@ -161,6 +162,15 @@ def test_a_session_that_saw_nothing_writes_both_and_fails_at_neither(
     assert "the report could not be written" in shown
     assert "ZeroDivisionError" in shown
     assert (tmp_path / "late.json").read_text() == "precious"
+
+
+def test_attaching_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """The function's name must not become that of a module which it imports."""
+    for _ in range(2):
+        session = dsaccum.watch.attach(window=2, report=lambda record: None)
+        session.end()
+        assert session.verdict is None
+    assert capsys.readouterr().err.count("nothing to watch") == 2
 
 
 def test_windows_are_numbers_lists_and_ranges() -> None:
