@@ -151,9 +151,14 @@ def test_a_watched_windows_figures_are_all_there() -> None:
 def test_resources_are_shown_where_a_window_has_them() -> None:
     assert "Communication" not in page_of("watch right").shown.partition("The record as JSON")[0]
     window = watch_records.right().engines[0].windows[0]
-    shown = Page(_rendered_with(window, communication=records.communication(4), memory=records.memory(4, 2))).shown
-    assert "only at the boundary" in shown
-    assert "Peak of one rank: 41.1 MiB" in shown
+    steps = [SimpleNamespace(micro_step=n, before_bytes=(7 + n) << 20, activation_bytes=3 << 20) for n in (1, 2, 3, 4)]
+    memory = SimpleNamespace(per_micro_step=steps, growth_bytes=2 << 20, allowed_bytes=1 << 10, reason="it grows")
+    found = Page(_rendered_with(window, communication=records.communication(4), memory=memory))
+    assert "only at the boundary" in found.shown
+    assert "What stays alive grows by 2.0 MiB from micro-step 2 to the last; 1.0 KiB may" in found.shown
+    assert found.tags.count("svg") == page_of("watch right").tags.count("svg") + 2
+    other = Page(_rendered_with(window, communication=records.communication(4), memory=SimpleNamespace(other=1)))
+    assert "What stays alive" not in other.shown, "of another shape: left out"
 
 
 def _rendered_with(window: WindowRecord, **added: Any) -> str:

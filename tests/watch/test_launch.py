@@ -45,10 +45,11 @@ def test_a_wrong_script_fails_with_the_report(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_window_that_does_not_come_is_no_proof() -> None:
-    with pytest.raises(AssertionError, match="window 99 was not reached"):
-        assert_script_equivalent(PLAIN, window=99, environment=HERE)
-    with pytest.raises(AssertionError, match="not all windows that were asked for came"):
+    with pytest.raises(AssertionError) as raised:
         assert_script_equivalent(PLAIN, window=(2, 99), environment=HERE)
+    assert str(raised.value).startswith("RIGHT: ")
+    assert "was not reached: optimizer 1 made" in str(raised.value)
+    assert "not all windows that were asked for came" in str(raised.value)
 
 
 @pytest.mark.distributed
@@ -65,12 +66,14 @@ def test_a_wrong_script_on_ranks() -> None:
         assert_script_equivalent(PLAIN, "--mistake", "same-data", ranks=2, environment=HERE)
 
 
+@pytest.mark.slow
 def test_of_two_engines_both_are_looked_at_before_the_script_is_ended() -> None:
     words = ("--stage", "0", "--mistake", "critic-divided-twice")
     record = watch_script(str(SCRIPTS / "two_engines.py"), *words, ranks=1, environment=HERE)
     assert [engine.windows[0].verdict for engine in record.engines] == ["equivalent", "not_equivalent"]
 
 
+@pytest.mark.slow
 def test_to_the_end(tmp_path: Path) -> None:
     watch_script(PLAIN, "--save", "end.pt", window=2, to_the_end=True, folder=tmp_path, environment=HERE)
     assert (tmp_path / "end.pt").exists()

@@ -113,14 +113,7 @@ def traffic(steps: Sequence[MicroStepRecord]) -> Markup:
         "parameters": [step.parameter_bytes or 0 for step in steps],
         "control": [step.control_bytes or 0 for step in steps],
     }
-    if not steps or len(steps) > MOST_BARS or not any(map(any, kinds.values())):
-        return Markup("")
-    with _figure(1.9) as (axes, svg):
-        _stack(axes, [float(step.micro_step) for step in steps], kinds, vertical=True)
-        axes.set_xlabel("micro-step")
-        if len(steps) <= 16:
-            axes.set_xticks([step.micro_step for step in steps])
-    return svg("Bytes handed to collectives at each micro-step")
+    return _by_micro_step(steps, kinds, "Bytes handed to collectives at each micro-step")
 
 
 def peaks(runs: Sequence[MemoryRun]) -> Markup:
@@ -134,6 +127,26 @@ def peaks(runs: Sequence[MemoryRun]) -> Markup:
         _stack(axes, places, kinds, vertical=False)
         axes.set_yticks(places, [f"N = {run.accumulation_steps}, B = {run.micro_batch}" for run in runs])
     return svg("Peak memory of each split by category")
+
+
+def kept(steps: Sequence[Any]) -> Markup:
+    """What is alive before each micro-step of a watched window, and what it adds, stacked."""
+    kinds = {
+        "alive before": [step.before_bytes or 0 for step in steps],
+        "activations": [step.activation_bytes or 0 for step in steps],
+    }
+    return _by_micro_step(steps, kinds, "Bytes alive at each micro-step")
+
+
+def _by_micro_step(steps: Sequence[Any], kinds: dict[str, list[int]], title: str) -> Markup:
+    if not steps or len(steps) > MOST_BARS or not any(map(any, kinds.values())):
+        return Markup("")
+    with _figure(1.9) as (axes, svg):
+        _stack(axes, [float(step.micro_step) for step in steps], kinds, vertical=True)
+        axes.set_xlabel("micro-step")
+        if len(steps) <= 16:
+            axes.set_xticks([step.micro_step for step in steps])
+    return svg(title)
 
 
 _ERRORS: dict[str, Callable[[StepRecord], tuple[float | None, float | None]]] = {

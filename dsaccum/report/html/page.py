@@ -48,6 +48,7 @@ def _environment() -> Environment:
         ratio=figures.ratio,
         plain=figures.plain,
         size=figures.size,
+        signed_size=_signed_size,
         counted=figures.counted,
     )
     environment.globals.update(
@@ -62,6 +63,10 @@ def _environment() -> Environment:
         UNKNOWN=UNKNOWN,
     )
     return environment
+
+
+def _signed_size(amount: int) -> str:
+    return figures.size(amount) if amount >= 0 else f"-{figures.size(-amount)}"
 
 
 _WORDS: dict[str, Any] = {
