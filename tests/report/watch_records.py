@@ -118,6 +118,11 @@ def wrong() -> WatchRecord:
     return record(engine(1, window(3, 0.25)))
 
 
+def two_windows() -> WatchRecord:
+    """Both right."""
+    return record(engine(1, window(3, 1.0), window(5, 1.0)))
+
+
 def two_engines() -> WatchRecord:
     """The second one's windows are wrong."""
     return record(engine(1, window(2, 1.0), window(3, 1.0)), engine(2, window(2, 0.25), window(3, 0.25)))
