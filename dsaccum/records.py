@@ -52,14 +52,7 @@ class Record(RecordPart):
             FileExistsError: something stands at ``path``, even if it came only now.
             OSError: it cannot be written.
         """
-        path = Path(path)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-        try:
-            unfinished.write_text(self.as_json(), encoding="utf-8")
-            _publish(unfinished, path)
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
+        write_new(Path(path), self.as_json())
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -70,6 +63,22 @@ class Record(RecordPart):
             ValueError: it holds no such record.
         """
         return cls.model_validate_json(Path(path).read_bytes())
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file whole or not at all, never over another one.
+
+    Raises:
+        FileExistsError: something stands at ``path``, even if it came only now.
+        OSError: it cannot be written.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        _publish(unfinished, path)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
 
 
 def _publish(unfinished: Path, path: Path) -> None:

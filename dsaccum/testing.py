@@ -1,9 +1,12 @@
 """For test suites: one line that fails unless accumulation gives the update of one big batch.
 
-    from dsaccum.testing import assert_same_update
+    from dsaccum.testing import assert_same_update, assert_script_equivalent
 
     def test_my_config(rank_pool):
         assert_same_update("ds_config.json", experiment="experiment.yaml", pool=rank_pool)
+
+    def test_my_script():
+        assert_script_equivalent("train.py", "--epochs", "1", ranks=2)
 
 ``rank_pool`` is a pytest fixture that comes with dsaccum: ranks are started once for the whole session. Without it,
 each call starts its own.
@@ -11,19 +14,22 @@ each call starts its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.api import verify
 from dsaccum.verification.ranks.failed import RankFailed
+from dsaccum.watch.launch import ScriptFailed, watch_script
 
 if TYPE_CHECKING:
     from dsaccum.verification.ranks.pools import RankPools
     from dsaccum.verification.records.record import VerifyRecord
+    from dsaccum.verification.records.watch import WatchRecord
 
-__all__ = ["assert_same_update"]
+__all__ = ["ScriptFailed", "assert_same_update", "assert_script_equivalent", "watch_script"]
 
 
 def assert_same_update(
@@ -87,4 +93,46 @@ def assert_same_update(
         raise AssertionError(failure_text(record))
     if strict and (open_questions := record.open_questions()):
         raise AssertionError("strict: " + "\n".join(open_questions))
+    return record
+
+
+def assert_script_equivalent(
+    script: str | os.PathLike[str],
+    *words: str,
+    ranks: int | None = None,
+    window: int | tuple[int, ...] = 3,
+    to_the_end: bool = False,
+    timeout_s: float = 600,
+    folder: str | os.PathLike[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> WatchRecord:
+    """Fail unless every window of a script that is watched is right; the message is the verdict with causes and fixes.
+
+    Args are those of ``watch_script``.
+
+    Returns:
+        The record, for further assertions.
+
+    Raises:
+        AssertionError: a window is wrong or did not come, or nothing is proven.
+        ConfigError: there is no such script, or no such number of ranks.
+        ScriptFailed: it ended with an error, took too long, or left no record.
+    """
+    __tracebackhide__ = True
+    record = watch_script(
+        script,
+        *words,
+        ranks=ranks,
+        window=window,
+        to_the_end=to_the_end,
+        timeout_s=timeout_s,
+        folder=folder,
+        environment=environment,
+    )
+    asked = {window} if isinstance(window, int) else set(window)
+    reached = all(asked <= {each.window for each in engine.windows} for engine in record.engines)
+    if record.verdict != "equivalent" or not reached:
+        from dsaccum.report.watch import failure_text
+
+        raise AssertionError(failure_text(record) + ("" if reached else "\nnot all windows that were asked for came"))
     return record

@@ -34,7 +34,7 @@ from dsaccum.verification.cases.case import Case
 from dsaccum.verification.cases.inputs import likely_ranks
 from dsaccum.verification.progress import Progress
 from dsaccum.verification.ranks.pools import RankPools
-from dsaccum.verification.verify import hardware
+from dsaccum.verification.records.hardware import hardware
 
 PLAIN_WAYS: Final = ("own-loss", "outside-loss")
 """DeepSpeed's documented way: backward and step at every micro-step."""

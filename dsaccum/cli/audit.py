@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
-from dsaccum.cli.record_file import check_record_path, write_record
+from dsaccum.cli.record_file import write_record
+from dsaccum.report.new_files import check_new_files
 
 if TYPE_CHECKING:
     from dsaccum.audit.record import AuditRecord
@@ -42,8 +43,7 @@ def audit_command(
     """
 
     def work() -> ExitCode:
-        if json is not None:
-            check_record_path(json)
+        check_new_files({"--json": json})
         return _run(deepspeed, ranks, full, json, ("dsaccum", *context.obj), verbose=verbose)
 
     return exit_code_of(work, verbose=verbose)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsaccum.cli.outcome import ExitCode, exit_code_of, show
-from dsaccum.cli.record_file import check_record_path, write_record
+from dsaccum.cli.record_file import write_record
+from dsaccum.report.new_files import check_new_files
 
 if TYPE_CHECKING:
     from dsaccum.doctor.finding import Finding
@@ -29,8 +30,7 @@ def doctor_command(
     """
 
     def work() -> ExitCode:
-        if json is not None:
-            check_record_path(json)
+        check_new_files({"--json": json})
         return _examine_and_report(json, ("dsaccum", *context.obj))
 
     return exit_code_of(work, verbose=verbose)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsaccum.cli.outcome import ExitCode, exit_code_of, show
-from dsaccum.cli.record_file import check_record_path, write_record
+from dsaccum.cli.record_file import write_record
 from dsaccum.config.errors import ConfigError
+from dsaccum.report.new_files import check_new_files
 
 if TYPE_CHECKING:
     from dsaccum.power.record import FaultsRecord
@@ -45,8 +46,7 @@ def faults_command(
                 if given:
                     raise ConfigError("needs --run", source=flag, fix=f"dsaccum faults --run {flag}")
             return _list()
-        if json is not None:
-            check_record_path(json)
+        check_new_files({"--json": json})
         return _run(full, json, ("dsaccum", *context.obj), verbose=verbose)
 
     return exit_code_of(work, verbose=verbose)

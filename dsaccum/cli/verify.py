@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
-from dsaccum.cli.record_file import check_record_path, write_record
+from dsaccum.cli.record_file import write_record, write_report
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.reading import read_json_object, read_yaml_mapping
+from dsaccum.report.new_files import check_new_files
 from dsaccum.verification.cases.arguments import MOST_STEPS, VerifyArguments
 
 if TYPE_CHECKING:
@@ -93,6 +94,15 @@ def verify_command(
         Path | None,
         typer.Option("--json", metavar="OUT.json", help="Write the record to a new file.", rich_help_panel=_OUTPUT),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="OUT.html",
+            help="Write the report as one HTML page, to a new file.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -126,15 +136,14 @@ def verify_command(
             verbose=verbose,
             command=("dsaccum", *context.obj),
         )
-        if json is not None:
-            check_record_path(json)
+        check_new_files({"--json": json, "--html": html})
         _read_early(deepspeed, experiment)
-        return _verify_and_report(arguments, json)
+        return _verify_and_report(arguments, json, html)
 
     return exit_code_of(work, verbose=verbose)
 
 
-def _verify_and_report(arguments: VerifyArguments, record_path: Path | None) -> ExitCode:
+def _verify_and_report(arguments: VerifyArguments, record_path: Path | None, html_path: Path | None) -> ExitCode:
     from dsaccum.engine.process import quiet_libraries
     from dsaccum.report.progress import shown_progress
 
@@ -150,6 +159,8 @@ def _verify_and_report(arguments: VerifyArguments, record_path: Path | None) -> 
     show(lambda: print_report(record))
     if record_path is not None:
         write_record(record, record_path)
+    if html_path is not None:
+        write_report(record, html_path)
     return _judged(record, strict=arguments.strict)
 
 

@@ -31,9 +31,10 @@ from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.progress import Progress, SilentProgress
 from dsaccum.verification.ranks.failed import RankFailed
 from dsaccum.verification.ranks.pools import RankPools
+from dsaccum.verification.records.hardware import hardware
 from dsaccum.verification.records.record import Cause, verdict_of
 from dsaccum.verification.subject.faults import FAULTS, fault_of
-from dsaccum.verification.verify import Examined, Extent, examine, hardware, run_windows, with_fault
+from dsaccum.verification.verify import Examined, Extent, examine, run_windows, with_fault
 
 EXTENT = Extent(memory="undecided", trajectory=False)
 """Memory is measured where nothing else is wrong: for what is clean, and for what only memory can show."""

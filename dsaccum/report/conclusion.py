@@ -25,13 +25,16 @@ def claim_lines(record: VerifyRecord, *, width: int) -> list[Text]:
 
 def verdict_lines(record: VerifyRecord, *, width: int) -> list[Text]:
     """The verdict, and for each cause what it is and the smallest fix."""
-    lines = labelled("verdict", _verdict(record), width=width, style=RIGHT if record.verdict == "equivalent" else WRONG)
+    lines = labelled(
+        "verdict", verdict_text(record), width=width, style=RIGHT if record.verdict == "equivalent" else WRONG
+    )
     for number, cause in enumerate(record.causes, start=1):
         lines += _cause_lines(cause, number, len(record.causes), width)
     return lines
 
 
-def _verdict(record: VerifyRecord) -> str:
+def verdict_text(record: VerifyRecord) -> str:
+    """In one sentence."""
     batch = record.effective_batch
     if record.verdict is None:
         return f"NONE, nothing is proven either way: {record.why_undecided()}"

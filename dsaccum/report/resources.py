@@ -36,11 +36,12 @@ def _communication(communication: CommunicationRecord) -> Iterator[str]:
         yield f"{total}{due}, only at the boundary"
     else:  # by design at ZeRO 2 and 3, or a fault: the reason says which
         yield f"{total}: {communication.reason}" if communication.reason else total
-    for content, alike in groupby(steps, key=_content):
+    for content, alike in groupby(steps, key=content_of):
         yield f"{numbered('micro-step', [step.micro_step for step in alike])}: {content}"
 
 
-def _content(step: MicroStepRecord) -> str:
+def content_of(step: MicroStepRecord) -> str:
+    """Bytes and collectives of one micro-step."""
     kinds = {"gradients": step.gradient_bytes, "parameters": step.parameter_bytes, "control": step.control_bytes}
     amounts = [f"{kind} {size(amount)}" for kind, amount in kinds.items() if amount]
     operations = [f"{count} x {name}" for name, count in step.operations.items() if count]

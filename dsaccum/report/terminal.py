@@ -58,15 +58,9 @@ def failure_text(record: VerifyRecord) -> str:
 
 
 def _header(record: VerifyRecord, width: int) -> Iterator[Text]:
-    batch = record.effective_batch
-    yield Text(
-        f"effective batch = {counted(batch.world_size, 'rank')} x "
-        f"{counted(batch.accumulation_steps, 'accumulation step')} x {batch.micro_batch} micro-batch = "
-        f"{counted(batch.total, 'sample')}"
-    )
-    for label, text in _described(record).items():
-        if text:
-            yield from labelled(label, text, width=width)
+    yield Text(equation(record))
+    for label, text in described(record).items():
+        yield from labelled(label, text, width=width)
     yield from listed("fault injected", [record.fault] if record.fault else [], width=width)
     yield from listed("substituted", record.substitutions, width=width)
     yield from listed("remedies", record.remedies, width=width)
@@ -76,7 +70,18 @@ def _header(record: VerifyRecord, width: int) -> Iterator[Text]:
 _TRUTHS = {"mixed": "float64, but for what the model itself computes in float32"}
 
 
-def _described(record: VerifyRecord) -> dict[str, str]:
+def equation(record: VerifyRecord) -> str:
+    """E = W x N x B."""
+    batch = record.effective_batch
+    return (
+        f"effective batch = {counted(batch.world_size, 'rank')} x "
+        f"{counted(batch.accumulation_steps, 'accumulation step')} x {batch.micro_batch} micro-batch = "
+        f"{counted(batch.total, 'sample')}"
+    )
+
+
+def described(record: VerifyRecord) -> dict[str, str]:
+    """What was verified: by label, and nothing where there is nothing to say."""
     model = [record.model.class_name, _parameters(record)]
     numbers = [
         record.precision,
@@ -84,7 +89,7 @@ def _described(record: VerifyRecord) -> dict[str, str]:
         None if record.zero_stage is None else f"ZeRO stage {record.zero_stage}",
     ]
     took = "" if record.elapsed_s is None else f"{record.elapsed_s:.1f} s"
-    return {
+    said = {
         "model": ", ".join(filter(None, model)),
         "precision": ", ".join(filter(None, numbers)),
         "truth": _TRUTHS.get(record.truth or "", record.truth or ""),
@@ -92,6 +97,7 @@ def _described(record: VerifyRecord) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
         "took": took,
     }
+    return {label: text for label, text in said.items() if text}
 
 
 def _parameters(record: VerifyRecord) -> str:

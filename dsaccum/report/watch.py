@@ -8,11 +8,11 @@ from typing import TextIO
 from rich.text import Text
 
 from dsaccum.report.figures import against, counted, plain, ratio, scientific
-from dsaccum.report.layout import RIGHT, WIDTH, WRONG, labelled, listed, print_lines
+from dsaccum.report.layout import RIGHT, WIDTH, WRONG, as_plain_text, labelled, listed, print_lines
 from dsaccum.report.weight_matrix import weight_lines
 from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.records.record import Cause
-from dsaccum.verification.records.watch import WatchedRecord, WatchRecord, WindowRecord
+from dsaccum.verification.records.watch import EffectiveBatchAsRun, WatchedRecord, WatchRecord, WindowRecord
 
 
 def print_watch(record: WatchRecord, stream: TextIO | None = None) -> None:
@@ -33,11 +33,49 @@ def watch_lines(record: WatchRecord, *, width: int = WIDTH) -> list[Text]:
     return lines
 
 
+def overall(record: WatchRecord) -> str:
+    """The verdict over all windows of all engines, in one sentence."""
+    windows = [window for engine in record.engines for window in engine.windows]
+    if len(windows) == 1:
+        return verdict_text(windows[0])
+    if not windows:
+        return "NONE: no window was looked at"
+    if record.verdict == "equivalent":
+        return f"RIGHT: each of {len(windows)} windows gave the update of one batch"
+    if record.verdict is None:
+        return "NONE: nothing that was looked at is wrong, but not all could be told"
+    wrong = sum(window.verdict == "not_equivalent" for window in windows)
+    return f"WRONG: {wrong} of {len(windows)} windows did not give the update of one batch"
+
+
+def distinct_causes(record: WatchRecord) -> list[Cause]:
+    """Of all windows, each once."""
+    causes = [cause for engine in record.engines for window in engine.windows for cause in window.causes]
+    return list({(cause.id, cause.summary, cause.fix): cause for cause in reversed(causes)}.values())[::-1]
+
+
+def failure_text(record: WatchRecord) -> str:
+    """What a failed assertion says: of each window that is not proven right, verdict, causes, claims and weights."""
+    lines = [Text(overall(record)), *map(Text, record.messages)]
+    several = len(record.engines) > 1
+    for engine in record.engines:
+        for window in engine.windows:
+            if window.verdict != "equivalent":
+                lines += [
+                    *_title(engine, window, several=several),
+                    *_verdict(window, WIDTH),
+                    *_claims(window, WIDTH),
+                    *_factors(window, WIDTH),
+                    *weight_lines([window.step], width=WIDTH),
+                    *_tokens(window, WIDTH),
+                ]
+    return as_plain_text(lines)
+
+
 def window_lines(engine: WatchedRecord, window: WindowRecord, *, several: bool, width: int) -> list[Text]:
     """One window."""
     return [
-        Text(),
-        Text(f"dsaccum.watch: window {window.window}" + (f" of engine {engine.number}" if several else "")),
+        *_title(engine, window, several=several),
         *_header(engine, window, width),
         *_factors(window, width),
         *weight_lines([window.step], width=width),
@@ -49,32 +87,54 @@ def window_lines(engine: WatchedRecord, window: WindowRecord, *, several: bool, 
     ]
 
 
-def _header(engine: WatchedRecord, window: WindowRecord, width: int) -> Iterator[Text]:
-    batch = window.effective_batch
+def _title(engine: WatchedRecord, window: WindowRecord, *, several: bool) -> list[Text]:
+    return [
+        Text(),
+        Text(f"dsaccum.watch: window {window.window}" + (f" of engine {engine.number}" if several else "")),
+    ]
+
+
+def described(engine: WatchedRecord, window: WindowRecord) -> dict[str, str]:
+    """What ran: by label, and nothing where there is nothing to say."""
+    batch, kind = window.effective_batch, engine.kind.replace("bare", "plain PyTorch")
+    driver = f"{engine.framework} with {kind}" if engine.framework else kind
+    stage = f"ZeRO stage {engine.zero_stage}" if engine.zero_stage is not None else None
+    said = {
+        "as run": _as_run(batch),
+        "config": _as_configured(batch),
+        "model": ", ".join(filter(None, [engine.model.class_name, _parameters(engine)])),
+        "run by": ", ".join(filter(None, [driver, engine.precision, stage])),
+        "truth": window.truth if window.truth not in (None, "float64") else None,
+    }
+    return {label: text for label, text in said.items() if text}
+
+
+def _as_run(batch: EffectiveBatchAsRun) -> str:
     rows = f"{batch.micro_batch} rows" if batch.micro_batch is not None else "rows"
-    equation = (
+    return (
         f"{counted(batch.world_size, 'rank')} x {counted(batch.accumulation_steps, 'micro-step')} x {rows} = "
         f"{counted(batch.total, 'row')}" + (f", {counted(batch.targets, 'target token')}" if batch.targets else "")
     )
-    yield from labelled("as run", equation, width=width)
-    if batch.configured_accumulation_steps is not None:
-        said = f"{counted(batch.configured_accumulation_steps, 'micro-step')}"
-        said += f" x {batch.configured_micro_batch} rows" if batch.configured_micro_batch else ""
-        differs = batch.configured_accumulation_steps != batch.accumulation_steps or (
-            batch.configured_micro_batch != batch.micro_batch
-        )
-        if differs:
-            yield from labelled("config", said, width=width)
+
+
+def _as_configured(batch: EffectiveBatchAsRun) -> str | None:
+    """What the config says of it, where that is something else."""
+    asked = (batch.configured_accumulation_steps, batch.configured_micro_batch)
+    if asked[0] is None or asked == (batch.accumulation_steps, batch.micro_batch):
+        return None
+    return counted(asked[0], "micro-step") + (f" x {asked[1]} rows" if asked[1] else "")
+
+
+def _parameters(engine: WatchedRecord) -> str:
     parameters = counted(engine.model.parameters or 0, "parameter")
-    if engine.trained_parameters != engine.model.parameters:
-        parameters += f", {engine.trained_parameters or 0:,} of them trained"
-    yield from labelled("model", f"{engine.model.class_name}, {parameters}", width=width)
-    stage = f", ZeRO stage {engine.zero_stage}" if engine.zero_stage is not None else ""
-    kind = engine.kind.replace("bare", "plain PyTorch")
-    driver = f"{engine.framework} with {kind}" if engine.framework else kind
-    yield from labelled("run by", f"{driver}, {engine.precision}{stage}", width=width)
-    if window.truth != "float64":
-        yield from labelled("truth", window.truth or "", width=width)
+    if engine.trained_parameters == engine.model.parameters:
+        return parameters
+    return f"{parameters}, {engine.trained_parameters or 0:,} of them trained"
+
+
+def _header(engine: WatchedRecord, window: WindowRecord, width: int) -> Iterator[Text]:
+    for label, text in described(engine, window).items():
+        yield from labelled(label, text, width=width)
     yield from listed("note", window.notes, width=width)
 
 
@@ -125,25 +185,21 @@ def _reasons(window: WindowRecord, state: str) -> list[str]:
     return [f"{name}: {window.reasons[name]}" if name in window.reasons else name for name in names]
 
 
-def _verdict(window: WindowRecord, width: int) -> Iterator[Text]:
+def verdict_text(window: WindowRecord) -> str:
+    """In one sentence."""
     batch = window.effective_batch
     split = f"{counted(batch.accumulation_steps, 'micro-batch', 'es')} on {counted(batch.world_size, 'rank')}"
     if window.verdict == "equivalent":
-        yield from labelled(
-            "verdict", f"RIGHT: {split} gave the update of one batch of {batch.total} rows", width=width, style=RIGHT
-        )
-    elif window.verdict == "not_equivalent":
+        return f"RIGHT: {split} gave the update of one batch of {batch.total} rows"
+    if window.verdict == "not_equivalent":
         wrong = ", ".join(window.claims.which("fail"))
-        yield from labelled(
-            "verdict",
-            f"WRONG: {split} are not one batch of {batch.total} rows; wrong: {wrong}",
-            width=width,
-            style=WRONG,
-        )
-    else:
-        yield from labelled(
-            "verdict", "NONE: nothing that was looked at is wrong, but not all could be told", width=width
-        )
+        return f"WRONG: {split} are not one batch of {batch.total} rows; wrong: {wrong}"
+    return "NONE: nothing that was looked at is wrong, but not all could be told"
+
+
+def _verdict(window: WindowRecord, width: int) -> Iterator[Text]:
+    style = {"equivalent": RIGHT, "not_equivalent": WRONG}.get(window.verdict or "", "")
+    yield from labelled("verdict", verdict_text(window), width=width, style=style)
     for number, cause in enumerate(window.causes, start=1):
         yield from _cause(cause, number, len(window.causes), width)
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
-import platform
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-import torch
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.loss import build_loss
@@ -32,6 +28,7 @@ from dsaccum.verification.progress import Progress
 from dsaccum.verification.ranks.interface import TaskRunner
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.describe import describe_step
+from dsaccum.verification.records.hardware import hardware
 from dsaccum.verification.records.parts import CommunicationRecord, MemoryRecord
 from dsaccum.verification.records.record import (
     Cause,
@@ -294,18 +291,6 @@ def _about_products(rounding: float) -> list[str]:
         return []
     moved = f"your settings round them (TF32, say), which moves the loss of one micro-batch by {rounding:.1e} of itself"
     return [f"fp32 products are computed in full: {moved}"]
-
-
-def hardware() -> dict[str, Any]:
-    """What this was run on, for a record."""
-    on_gpu = torch.cuda.is_available()
-    return {
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "devices": torch.cuda.device_count() if on_gpu else 0,
-        "processor": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "system": platform.system(),
-    }
 
 
 def _ranks(case: Case) -> str:

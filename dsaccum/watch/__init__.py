@@ -18,10 +18,13 @@ def attach(window: int | tuple[int, ...] = 3, **keywords: Any) -> Session:
 
     Args:
         window: which optimizer steps to look at, from 1.
-        keywords: of ``dsaccum.watch.session.Session``: ``json``, ``stop_after``, ``report``.
+        keywords: of ``dsaccum.watch.session.Session``: ``json``, ``html``, ``stop_after``, ``report``.
 
     Returns:
         the session: ``record`` and ``verdict`` so far, and ``end()``, which is called at exit, too.
+
+    Raises:
+        ConfigError: a file that is to be written is there already, or cannot be.
     """
     from dsaccum.watch.session import Session
 

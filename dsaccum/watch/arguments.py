@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsaccum.config.errors import ConfigError
+from dsaccum.report.new_files import check_new_files
 from dsaccum.watch.desk import DEFAULT_WINDOW
 
 USAGE = """\
@@ -24,6 +25,7 @@ update was that of one big batch. The script may also be -m PACKAGE.MODULE.
 flags:
   --window K[,K...]    which optimizer steps, from 1; a range is 2-4 (default: 3)
   --json OUT.json      write the record dsaccum.watch/1 to a new file
+  --html OUT.html      write the report to a new file, as one page
   --fail               exit with 1 where the verdict is bad and the script's own code is 0
   --stop-after-window  end the script when the last window has been looked at
   --verbose            tracebacks of the watch's own failures
@@ -41,6 +43,7 @@ class WatchArguments:
         is_module: which of the two.
         words: the script's own arguments.
         json: where the record goes.
+        html: where the report goes.
         fail: a bad verdict is exit code 1.
         stop_after_window: end the script then.
         verbose: tracebacks.
@@ -51,6 +54,7 @@ class WatchArguments:
     is_module: bool
     words: tuple[str, ...]
     json: Path | None = None
+    html: Path | None = None
     fail: bool = False
     stop_after_window: bool = False
     verbose: bool = False
@@ -77,7 +81,7 @@ def parse_arguments(given: Sequence[str]) -> WatchArguments | None:
             return None
         elif flag in ("--fail", "--stop-after-window", "--verbose") and not value:
             switches.add(flag)
-        elif flag in ("--window", "--json"):
+        elif flag in ("--window", "--json", "--html"):
             if not value and not words:
                 raise ConfigError("needs a value", key=flag, fix="see python -m dsaccum.watch --help")
             values[flag] = value or words.pop(0)
@@ -96,17 +100,15 @@ def parse_arguments(given: Sequence[str]) -> WatchArguments | None:
         )
     if not is_module and not Path(words[0]).is_file():
         raise ConfigError("there is no such file", key="SCRIPT.py", value=words[0], fix="check the path")
-    json = Path(values["--json"]) if "--json" in values else None
-    if json is not None and json.exists():
-        raise ConfigError("is there already, and records don't overwrite one another", key="--json", value=str(json))
-    if json is not None and not json.parent.is_dir():
-        raise ConfigError("there is no such directory", key="--json", value=str(json), fix=f"mkdir -p {json.parent}")
+    json, html = (Path(values[flag]) if flag in values else None for flag in ("--json", "--html"))
+    check_new_files({"--json": json, "--html": html})
     return WatchArguments(
         windows=windows_of(values.get("--window", str(DEFAULT_WINDOW))),
         script=words[0],
         is_module=is_module,
         words=(*launcher, *words[1:]),
         json=json,
+        html=html,
         fail="--fail" in switches,
         stop_after_window="--stop-after-window" in switches,
         verbose="--verbose" in switches,

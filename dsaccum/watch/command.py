@@ -32,6 +32,7 @@ def _watched(arguments: WatchArguments, command: tuple[str, ...]) -> int:
     session = Session(
         arguments.windows,
         json=arguments.json,
+        html=arguments.html,
         stop_after=arguments.stop_after_window,
         verbose=arguments.verbose,
         command=("python", "-m", "dsaccum.watch", *command[1:]),

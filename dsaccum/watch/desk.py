@@ -28,10 +28,11 @@ class Desk:
     Attributes:
         windows: optimizer steps to look at, from 1, in order.
         found: gets each window, on the rank that judges.
-        stop_after: end the script after the last of them.
+        stop_after: end the script after the last of them, of all subjects.
         verbose: tracebacks of our own failures.
         said: messages so far.
         subjects: how many were found.
+        looked_for: those of them that have windows to come.
         session: of this process, from 1; ranks that meet are in the same one.
     """
 
@@ -41,6 +42,7 @@ class Desk:
     verbose: bool = False
     said: list[str] = field(default_factory=list)
     subjects: int = 0
+    looked_for: set[int] = field(default_factory=set)
     session: int = field(default_factory=count(1).__next__)
 
     def say(self, text: str) -> None:
@@ -62,7 +64,18 @@ class Desk:
     def number(self) -> int:
         """Of a new subject, from 1."""
         self.subjects += 1
+        self.looked_for.add(self.subjects)
         return self.subjects
+
+    def seen(self, subject: int) -> None:
+        """A subject has no window to come; of several engines, the first to be through must not end the script.
+
+        Raises:
+            StopAfterWindow: nor has any other, and the script is to end then.
+        """
+        self.looked_for.discard(subject)
+        if self.stop_after and not self.looked_for:
+            raise StopAfterWindow(0)
 
 
 def framework() -> str:

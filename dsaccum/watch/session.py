@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dsaccum.report.new_files import check_new_files
 from dsaccum.report.watch import print_watch
 from dsaccum.training.opening import installed_versions
+from dsaccum.verification.records.hardware import hardware
 from dsaccum.verification.records.watch import WatchedRecord, WatchRecord, WindowRecord, worst
-from dsaccum.watch.attach import Attachment
+from dsaccum.watch.attachment import Attachment
 from dsaccum.watch.desk import DEFAULT_WINDOW, Desk
 from dsaccum.watch.judge import judge
 from dsaccum.watch.record import describe_subject, describe_window
@@ -24,10 +26,14 @@ class Session:
     Args:
         windows: optimizer steps to look at, from 1.
         json: where the record goes when the session ends.
+        html: where the report goes then, as one page.
         stop_after: end the script after the last window.
         verbose: tracebacks of the watch's own failures.
         report: gets each finished window as a record of its own; by default it is printed on stderr.
         command: for the record.
+
+    Raises:
+        ConfigError: a file that is to be written is there already, or cannot be.
     """
 
     def __init__(
@@ -35,12 +41,15 @@ class Session:
         windows: Sequence[int] = (DEFAULT_WINDOW,),
         *,
         json: str | os.PathLike[str] | None = None,
+        html: str | os.PathLike[str] | None = None,
         stop_after: bool = False,
         verbose: bool = False,
         report: Callable[[WatchRecord], None] | None = None,
         command: Sequence[str] = (),
     ) -> None:
-        self._json, self._command, self._began = json, list(command), time.monotonic()
+        self._json, self._html = (Path(path) if path is not None else None for path in (json, html))
+        check_new_files({"json": self._json, "html": self._html})
+        self._command, self._began = list(command), time.monotonic()
         self._report = report if report is not None else lambda record: print_watch(record, sys.stderr)
         self._engines: dict[int, WatchedRecord] = {}
         self.desk = Desk(tuple(sorted(windows)), self._found, stop_after=stop_after, verbose=verbose)
@@ -72,14 +81,21 @@ class Session:
                 self.desk.say(f"window {wanted} was not reached: {text}; --window 1 is the earliest")
             if not self._engines and not unfinished and not self.desk.said:
                 self.desk.say("nothing to watch: no engine was made, and no optimizer stepped")
-            if self._json is not None:
-                self._write(Path(self._json))
+            self._write()
 
-    def _write(self, path: Path) -> None:
+    def _write(self) -> None:
+        record = self.record
+        if self._json is not None:
+            self._written("record", self._json, record.write)
+        if self._html is not None:
+            self._written("report", self._html, lambda path: _write_page(record, path))
+
+    def _written(self, what: str, path: Path, write: Callable[[Path], None]) -> None:
         try:
-            self.record.write(path)
-        except OSError as error:
-            self.desk.say(f"the record could not be written to {path}: {error.strerror or error}")
+            write(path)
+        except Exception as error:  # whatever it is, it must not change how the script ends
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self.desk.say(f"the {what} could not be written to {path}: {reason}")
 
     def _found(self, window: WatchedWindow) -> None:
         broken = [rank for rank in window.ranks if rank.failure]
@@ -105,6 +121,13 @@ class Session:
             engines=engines,
             messages=self.desk.said,
             versions=installed_versions(),
+            hardware=hardware(),
             command=self._command,
             elapsed_s=time.monotonic() - self._began,
         )
+
+
+def _write_page(record: WatchRecord, path: Path) -> None:
+    from dsaccum.report.html import write_html  # matplotlib and jinja2 only where a page is asked for
+
+    write_html(record, path)

@@ -17,7 +17,7 @@ from dsaccum.instruments.replicas import checksum
 from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.subject.capture import OptimizerStep
 from dsaccum.watch.clipping import ClipListener
-from dsaccum.watch.desk import Desk, StopAfterWindow
+from dsaccum.watch.desk import Desk
 from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.outputs import tensors_in
 from dsaccum.watch.ranks import all_agree, decline, gathered, world_of
@@ -124,8 +124,7 @@ class Watching:
             self.begin_if_due()
         if self.over and not self.recording:
             self.left()
-            if self.desk.stop_after:
-                raise StopAfterWindow(0)
+            self.desk.seen(self.number)
 
     def left(self) -> None:
         """No window is to come: for subjects that hung something on the run."""

@@ -77,10 +77,9 @@ def test_help_has_the_flags_of_the_contract(capsys: pytest.CaptureFixture[str]) 
     assert main(["verify", "--help"]) == 0
     shown = capsys.readouterr().out
     for flag in ("deepspeed", "experiment", "ranks", "steps", "accum-steps", "micro-batch", "loop", "inject",
-                 "no-remedies", "strict", "full-size", "json", "verbose", "set"):  # fmt: skip
+                 "no-remedies", "strict", "full-size", "json", "html", "verbose", "set"):  # fmt: skip
         assert f"--{flag} " in shown
-    for not_built_yet in ("--resume", "--html"):
-        assert not_built_yet not in shown
+    assert "--resume" not in shown, "not built yet"
 
 
 def test_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +146,23 @@ def test_a_record_in_the_way_is_refused_before_any_work(
     assert stub.calls == []
 
 
+def test_a_page_in_the_way_is_refused_before_any_work(
+    stub: StubVerify, in_a_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (in_a_folder / "out.html").write_text("precious")
+    for flags, said in [
+        (["--html", "out.html"], 'error: --html = "out.html": is there already'),
+        (["--html", "no/such/out.html"], "there is no such directory; fix: mkdir -p no/such"),
+        (["--json", "same", "--html", "same"], 'error: --html = "same": is what --json is to write'),
+    ]:
+        assert run(*flags) == 2
+        shown = capsys.readouterr().err
+        assert said in shown
+        assert shown.count("\n") == 1
+    assert stub.calls == []
+    assert (in_a_folder / "out.html").read_text() == "precious"
+
+
 # --- outcomes ---
 
 
@@ -158,6 +174,15 @@ def test_equivalent_is_0_with_report_and_record(
     assert "verdict         EQUIVALENT" in shown.out
     assert "comparing" in shown.err
     assert VerifyRecord.read(in_a_folder / "out.json") == stub.result
+
+
+def test_a_page_is_written_beside_the_record(stub: StubVerify, in_a_folder: Path) -> None:
+    stub.result = records.loss_scaled_twice()
+    assert run("--json", "out.json", "--html", "out.html") == 1
+    assert "loss-scaled-twice" in (in_a_folder / "out.html").read_text()
+    stub.result = records.record()
+    assert run("--html", "right.html") == 0
+    assert "loss-scaled-twice" not in (in_a_folder / "right.html").read_text()
 
 
 def test_not_equivalent_is_1(stub: StubVerify, capsys: pytest.CaptureFixture[str], in_a_folder: Path) -> None:

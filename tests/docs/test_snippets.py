@@ -6,6 +6,7 @@ on the hub (no network); the workflow on GitHub.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 
+from dsaccum import testing
 from dsaccum.cli import main
 from dsaccum.config.deepspeed import load_deepspeed_config
 from dsaccum.config.experiment import Experiment
@@ -27,10 +29,12 @@ from dsaccum.loss import build_loss
 from dsaccum.model import build_model
 from dsaccum.training.arguments import parse_arguments
 from dsaccum.training.finish import save_model
+from dsaccum.verification.records.watch import WatchRecord
 from dsaccum.verification.subject.faults import fault_of
 from tests.cli.conftest import StubVerify, stub  # noqa: F401  (a fixture)
 from tests.docs.markdown import REPOSITORY, Block, blocks
 from tests.model.test_model import TINY, build
+from tests.report import watch_records
 
 YAMLS, JSONS, PYTHONS, WORKFLOWS = blocks("yaml"), blocks("json"), blocks("python"), blocks("yml")
 DEFAULT_EXPERIMENT = REPOSITORY / "launch/experiments/stdlib-nano.yaml"
@@ -118,8 +122,16 @@ def test_python_runs(
 ) -> None:
     """In a folder with a finished run's (small, untrained) model; what a snippet defines is there afterwards.
 
-    Its tests are called as pytest would, first parameters only, with a verification that is a stub.
+    Its tests are called as pytest would, first parameters only; verification and watched script are stubs.
     """
+    scripts: list[str] = []
+
+    def watch_script(script: str, *words: str, **keywords: Any) -> WatchRecord:
+        inspect.signature(testing.assert_script_equivalent).bind(script, *words, **keywords)  # or a TypeError
+        scripts.append(script)
+        return watch_records.wrong() if "--old" in words else watch_records.two_windows()
+
+    monkeypatch.setattr(testing, "watch_script", watch_script)
     model = build(architecture="gpt2", config=TINY["gpt2"], vocabulary_size=384, sequence_length=128)
     run = tmp_path / "runs" / "stdlib-nano-1"
     run.mkdir(parents=True)
@@ -131,8 +143,11 @@ def test_python_runs(
     for name, function in list(names.items()):
         if name.startswith("test_"):
             marks = getattr(function, "pytestmark", [])
-            function(**{mark.args[0]: mark.args[1][0] for mark in marks}, rank_pool=None)
-            assert (REPOSITORY / stub.calls[-1][0].deepspeed).is_file()
+            given = {mark.args[0]: mark.args[1][0] for mark in marks} | {"rank_pool": None}
+            asked = len(stub.calls) + len(scripts)
+            function(**{name: given[name] for name in inspect.signature(function).parameters})
+            assert len(stub.calls) + len(scripts) > asked
+            assert all((REPOSITORY / call.deepspeed).is_file() for call, _ in stub.calls)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+import dsaccum.watch
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.records.watch import WatchRecord
 from dsaccum.watch.arguments import parse_arguments, windows_of
+from dsaccum.watch.command import main
+from dsaccum.watch.session import Session
 from tests.watch.running import SCRIPTS
 
 
@@ -50,12 +53,15 @@ def test_a_script_that_raises_raises(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_fail_makes_a_bad_verdict_exit_code_1(tmp_path: Path) -> None:
     script = str(SCRIPTS / "plain_loop.py")
-    wrong = command(["--fail", "--json", "out.json", "--", script, "--mistake", "divided-twice"], tmp_path)
+    wrong = command(
+        ["--fail", "--json", "out.json", "--html", "out.html", "--", script, "--mistake", "divided-twice"], tmp_path
+    )
     assert wrong.returncode == 1
     assert "loss-scaled-twice (certain)" in wrong.stderr
     record = WatchRecord.read(tmp_path / "out.json")
     assert record.verdict == "not_equivalent"
     assert record.engines[0].windows[0].causes[0].id == "loss-scaled-twice"
+    assert "loss-scaled-twice" in (tmp_path / "out.html").read_text()
     assert command(["--", script, "--mistake", "divided-twice"], tmp_path).returncode == 0
     right = command(["--fail", "--stop-after-window", "--", script, "--save", "end.pt"], tmp_path)
     assert right.returncode == 0
@@ -110,6 +116,61 @@ def test_records_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "there.json").write_text("{}")
     with pytest.raises(ConfigError, match="overwrite"):
         parse_arguments(["--json", str(tmp_path / "there.json"), "--", str(tmp_path / "x.py")])
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+def test_files_are_looked_at_before_the_script_runs(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, there = tmp_path / "x.py", tmp_path / "there"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    there.write_text("precious")
+    for path, said in [(there, "is there already"), (tmp_path / "no/such", "there is no such directory")]:
+        monkeypatch.setattr("sys.argv", ["dsaccum.watch", flag, str(path), "--", str(script)])
+        assert main() == 2
+        shown = capsys.readouterr().err
+        assert said in shown
+        assert f"{flag} = " in shown
+        assert shown.count("\n") == 1
+    assert there.read_text() == "precious"
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(ConfigError, match="is what --json is to write"):
+        parse_arguments(["--json", "same", "--html", "same", "--", str(script)])
+
+
+def test_a_session_refuses_a_file_that_is_there(tmp_path: Path) -> None:
+    for name in ("json", "html"):
+        (tmp_path / name).write_text("precious")
+        with pytest.raises(ConfigError, match="is there already"):
+            Session(**{name: tmp_path / name})
+        assert (tmp_path / name).read_text() == "precious"
+
+
+def test_a_session_that_saw_nothing_writes_both_and_fails_at_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session(json=tmp_path / "out.json", html=tmp_path / "out.html")
+    session.end()
+    assert WatchRecord.read(tmp_path / "out.json").verdict is None
+    assert "NONE: no window was looked at" in (tmp_path / "out.html").read_text()
+    late = Session(json=tmp_path / "late.json", html=tmp_path / "late.html")
+    (tmp_path / "late.json").write_text("precious")
+    monkeypatch.setattr("dsaccum.report.html.page.as_html", lambda record: 1 / 0)
+    late.end()
+    shown = capsys.readouterr().err
+    assert "the record could not be written" in shown
+    assert "the report could not be written" in shown
+    assert "ZeroDivisionError" in shown
+    assert (tmp_path / "late.json").read_text() == "precious"
+
+
+def test_attaching_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """The function's name must not become that of a module which it imports."""
+    for _ in range(2):
+        session = dsaccum.watch.attach(window=2, report=lambda record: None)
+        session.end()
+        assert session.verdict is None
+    assert capsys.readouterr().err.count("nothing to watch") == 2
 
 
 def test_windows_are_numbers_lists_and_ranges() -> None:
