@@ -35,6 +35,8 @@ class DurableFile(io.RawIOBase):
     def __init__(self, path: str | os.PathLike[str], moved: Callable[[], None] = lambda: None) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115  (closed by close)
         self._moved, self._bytes, self._crc32 = moved, 0, 0
+        self.error: OSError | None = None
+        """What the system said; who writes through a library may get to hear another thing."""
 
     @property
     def written(self) -> Written:
@@ -56,11 +58,18 @@ class DurableFile(io.RawIOBase):
             piece = view[start : start + CHUNK_BYTES]
             done = 0
             while done < len(piece):
-                done += self._file.write(piece[done:]) or 0
+                done += self._write(piece[done:])
             self._crc32 = zlib.crc32(piece, self._crc32)
             self._moved()
         self._bytes += len(view)
         return len(view)
+
+    def _write(self, piece: memoryview) -> int:
+        try:
+            return self._file.write(piece) or 0
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
     def close(self) -> None:
         """Close the file, without waiting for the disk."""

@@ -49,12 +49,13 @@ class StateFiles:
         """``torch.save`` to a file that has reached the disk afterwards, unless one before it failed."""
         if self.error is not None:
             return
+        file = None
         try:
             with DurableFile(path, self._moved) as file:
                 torch.save(state, cast(IO[bytes], file))
             self.written[Path(path)] = file.written
         except Exception as error:
-            self.error = error
+            self.error = (file.error if file is not None else None) or error
 
     def make_directory(self, path: str, exist_ok: bool = True) -> None:
         """As ``os.makedirs``."""

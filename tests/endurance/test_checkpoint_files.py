@@ -69,6 +69,11 @@ def test_a_draft_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
     assert steps_on(shelf) == [15, 5]
 
 
+def test_a_directory_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Shelf(tmp_path / "run" / "checkpoints").draft(5)
+
+
 def test_without_its_manifest_or_under_another_name_it_is_none(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     for step in (5, 10, 15):

@@ -55,7 +55,8 @@ class Shelf:
         """
         self.clear_drafts()
         draft = self.path / f"step-{step}{_DRAFT}"
-        draft.mkdir(parents=True)
+        self.path.mkdir(exist_ok=True)  # but not the run's directory: where that is gone, somebody should know
+        draft.mkdir()
         return draft
 
     def publish(self, draft: Path, manifest: Manifest, keep: int) -> Checkpoint:
