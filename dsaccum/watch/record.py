@@ -25,8 +25,9 @@ from dsaccum.verification.records.watch import (
 )
 from dsaccum.watch.communication import communication_notes, communication_record
 from dsaccum.watch.diagnosis import Finding
-from dsaccum.watch.judge import Judged, Matrix
+from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_record
+from dsaccum.watch.window_truth import Matrix
 
 
 def describe_window(judged: Judged) -> WindowRecord:
