@@ -58,7 +58,7 @@ def test_claims_are_the_records() -> None:
 
 
 def test_causes_are_causes() -> None:
-    text = WATCH.read_text().partition("## Ten mistakes")[2].partition("## The method")[0]
+    text = WATCH.read_text().partition("## Thirteen mistakes")[2].partition("## The method")[0]
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text))
     assert named
     assert named <= ADVICE.keys()

@@ -60,6 +60,8 @@ def test_one_process_has_nothing_to_communicate(one_rank: object) -> None:
         (["plain_loop", "--mistake", "keep-logits"], 0.03),
         (["deepspeed_loop", "--mistake", "keep-graphs"], 0.9),
         (["deepspeed_loop", "--mistake", "keep-graphs", "--stage", "2"], 0.9),
+        pytest.param(["deepspeed_loop", "--mistake", "keep-graphs", "--stage", "1"], 0.9, marks=pytest.mark.slow),
+        pytest.param(["deepspeed_loop", "--mistake", "keep-graphs", "--stage", "3"], 0.9, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_kept_is_named(one_rank: object, words: list[str], share: float) -> None:
