@@ -25,10 +25,7 @@ def judge_communication(window: WatchedWindow, *, boundary_right: bool) -> State
         return "untested", "the window is not the config's, and so its boundary is not, either"
     if early := reduced_early(window):
         if facts.zero_stage is not None and facts.zero_stage < 2:
-            return "fail", (
-                f"rank {early.rank}: {sum(_early(early)):,} gradient bytes before the boundary, none are due at ZeRO "
-                f"{facts.zero_stage}"
-            )
+            return _before_the_boundary(early, facts.zero_stage)
         if facts.zero_stage is None and not early.expected_gradient_bytes:
             return "untested", "gradients are reduced by the script itself, before the boundary too"
     for rank in ranks:
@@ -38,6 +35,15 @@ def judge_communication(window: WatchedWindow, *, boundary_right: bool) -> State
         if due and due != seen:
             return "untested", f"rank {rank.rank}: {_listed(seen)} gradient bytes, where {_listed(due)} are expected"
     return "pass", None
+
+
+def _before_the_boundary(rank: RankWindow, stage: int) -> State:
+    """Less than a whole gradient may be something else: batch statistics, too, are reduced in backward."""
+    found = f"rank {rank.rank}: {max(_early(rank)):,} gradient bytes in a micro-step before the boundary"
+    whole = rank.expected_gradient_bytes[-1] if rank.expected_gradient_bytes else None
+    if whole and max(_early(rank)) >= whole:
+        return "fail", f"{found}, none are due at ZeRO {stage}"
+    return "untested", f"{found}, which are not the whole gradient"
 
 
 def reduced_early(window: WatchedWindow) -> RankWindow | None:

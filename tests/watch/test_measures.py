@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from dsaccum.instruments.collectives import MicroStepTraffic
 from dsaccum.verification.records.watch import WindowRecord
+from dsaccum.watch.communication import judge_communication
+from dsaccum.watch.measuring import Measured
+from dsaccum.watch.window import RankWindow, RunFacts, WatchedWindow
 from tests.watch.running import SCRIPTS, on_ranks, only_window, watched
 
 PARAMETERS = 28_032
@@ -44,6 +48,26 @@ def test_reducing_at_every_micro_step_is_named(one_rank: object, how: str) -> No
     assert [(each.id, each.confidence) for each in window.causes] == [("reduced-every-micro-step", "certain")]
     assert (window.claims.weighting, window.claims.gradient, window.claims.communication) == ("pass", "pass", "fail")
     assert gradient_bytes(window)[:3] == [WHOLE] * 3
+
+
+@pytest.mark.parametrize(
+    ("stage", "seen", "state"),
+    [
+        (0, [0, 0, WHOLE], "pass"),
+        (0, [WHOLE, WHOLE, WHOLE], "fail"),
+        (1, [64, 64, WHOLE + 64], "untested"),  # batch statistics
+        (1, [0, 0, WHOLE - 4], "untested"),
+        (0, [0, 0, 0], "untested"),
+        (2, [WHOLE, WHOLE, WHOLE], "pass"),
+    ],
+)
+def test_only_a_whole_gradient_before_the_boundary_fails(stage: int, seen: list[int], state: str) -> None:
+    """Whatever else is reduced in a backward pass is no proof of a mistake."""
+    traffic = [MicroStepTraffic(k, {}, size) for k, size in enumerate(seen, start=1)]
+    due = [WHOLE] * 3 if stage == 2 else [0, 0, WHOLE]
+    rank = RankWindow(0, columns=[{}] * 3, measured=Measured(traffic), expected_gradient_bytes=due)
+    facts = RunFacts("DeepSpeed", "", "", 1, 1, stage, "fp32", "fp32", "fp32", 3, 2, 0.0, 3)
+    assert judge_communication(WatchedWindow(facts, [rank]), boundary_right=True)[0] == state
 
 
 def test_one_process_has_nothing_to_communicate(one_rank: object) -> None:
