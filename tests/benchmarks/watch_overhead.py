@@ -72,6 +72,12 @@ def median_and_interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[max(low, 0)], ordered[min(high, len(values) - 1)]
 
 
+def shown(name: str, values: list[float]) -> dict[str, Any]:
+    middle, low, high = median_and_interval(values)
+    print(f"{name:7} the window: {middle:.4f} (95 %: {low:.4f} to {high:.4f})", flush=True)
+    return {"ratio": middle, "interval": [low, high]}
+
+
 def microseconds_of(work: Callable[[], object], times: int = 2000) -> float:
     taken = []
     for _ in range(times):
@@ -109,16 +115,12 @@ def main() -> None:
     session = Session((WARM_UP + arguments.pairs + 3,))
     watched = engine_of(arguments.stage)
     ratios(watched, plain, WARM_UP)
-    found = {"before": ratios(watched, plain, arguments.pairs)}
+    told: dict[str, Any] = {"zero_stage": arguments.stage, "pairs": arguments.pairs}
+    told["before"] = shown("before", ratios(watched, plain, arguments.pairs))
     ratios(watched, plain, 5)  # the window begins with the second of them, and ends with the third
     if session.verdict != "equivalent":
         sys.exit("the window was not watched")
-    found["after"] = ratios(watched, plain, arguments.pairs)
-    told: dict[str, Any] = {"zero_stage": arguments.stage, "pairs": arguments.pairs}
-    for name, values in found.items():
-        middle, low, high = median_and_interval(values)
-        told[name] = {"ratio": middle, "interval": [low, high]}
-        print(f"{name:7} the window: {middle:.4f} (95 %: {low:.4f} to {high:.4f})")
+    told["after"] = shown("after", ratios(watched, plain, arguments.pairs))
     told["process_wide_us"] = process_wide()
     print(f"each step of an optimizer, whoever's: {told['process_wide_us']:.1f} microseconds")
     session.end()
