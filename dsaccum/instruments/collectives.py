@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -111,27 +111,20 @@ class CollectiveRecorder:
     def per_micro_step(self) -> list[MicroStepTraffic]:
         """Totals of micro-step 1 to the last one seen."""
         last = max((self._steps_seen, *(operation.micro_step for operation in self.operations)))
-        return [self._totals(number) for number in range(1, last + 1)]
+        return totals_by_micro_step(self.operations, last)
 
     def bytes_of(self, kind: str) -> int:
         """Input bytes of one class over everything recorded."""
         return sum(operation.input_bytes for operation in self.operations if operation.kind == kind)
-
-    def _totals(self, number: int) -> MicroStepTraffic:
-        here = [operation for operation in self.operations if operation.micro_step == number]
-        sums = {
-            kind: sum(operation.input_bytes for operation in here if operation.kind == kind)
-            for kind in (GRADIENT, PARAMETER, CONTROL)
-        }
-        names = dict(Counter(operation.operation for operation in here))
-        return MicroStepTraffic(number, names, sums[GRADIENT], sums[PARAMETER], sums[CONTROL])
 
     def _record(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         elements = sum(tensor.numel() for tensor in inputs)
         dtype = inputs[0].dtype if inputs else torch.uint8
         kind = classify(name, elements, dtype, self._phase)
         self.operations.append(
-            Collective(self.now, name, kind, self._phase, elements, dtype, _bytes(inputs), _bytes(outputs), _entrance())
+            Collective(
+                self.now, name, kind, self._phase, elements, dtype, bytes_of(inputs), bytes_of(outputs), _entrance()
+            )
         )
 
     def _in_phase(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
@@ -155,6 +148,20 @@ class CollectiveRecorder:
             return result
 
         return stepped
+
+
+def totals_by_micro_step(operations: Sequence[Collective], last: int) -> list[MicroStepTraffic]:
+    """The sums over each of the micro-steps 1 to ``last``."""
+    return [_totals([each for each in operations if each.micro_step == step], step) for step in range(1, last + 1)]
+
+
+def _totals(here: list[Collective], micro_step: int) -> MicroStepTraffic:
+    sums = {
+        kind: sum(operation.input_bytes for operation in here if operation.kind == kind)
+        for kind in (GRADIENT, PARAMETER, CONTROL)
+    }
+    names = dict(Counter(operation.operation for operation in here))
+    return MicroStepTraffic(micro_step, names, sums[GRADIENT], sums[PARAMETER], sums[CONTROL])
 
 
 def classify(operation: str, elements: int, dtype: torch.dtype, phase: str) -> str:
@@ -208,10 +215,18 @@ class _Spy(TorchDispatchMode):
         self._report = report
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func.namespace in NAMESPACES and not func._opname.startswith(("wait_tensor", "check_for_nan")):
-            inputs, outputs = _tensors(func, args, kwargs or {})
-            self._report(_plain(func._opname), inputs, outputs)
+        if (found := collective_of(func, args, kwargs or {})) is not None:
+            self._report(*found)
         return func(*args, **(kwargs or {}))
+
+
+def collective_of(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, list[Tensor], list[Tensor]] | None:
+    """An operation's name, input and output tensors where it is a collective; None for any other operation."""
+    if func.namespace not in NAMESPACES or func._opname.startswith(("wait_tensor", "check_for_nan")):
+        return None
+    return _plain(func._opname), *_tensors(func, args, kwargs)
 
 
 def _tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -233,7 +248,8 @@ def _plain(name: str) -> str:
     return bare.replace("_base", "_tensor") if bare.startswith(("reduce_scatter", "all_gather")) else bare
 
 
-def _bytes(tensors: list[Tensor]) -> int:
+def bytes_of(tensors: list[Tensor]) -> int:
+    """Of all elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

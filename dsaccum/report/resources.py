@@ -10,6 +10,7 @@ from rich.text import Text
 from dsaccum.report.figures import numbered, size
 from dsaccum.report.layout import listed
 from dsaccum.verification.records.record import CommunicationRecord, MemoryByCategory, MemoryRecord, MicroStepRecord
+from dsaccum.verification.records.watch import WindowMemory
 
 
 def communication_lines(communication: CommunicationRecord, *, width: int) -> list[Text]:
@@ -24,6 +25,16 @@ def memory_lines(memory: MemoryRecord, *, width: int) -> list[Text]:
     if memory.peak_bytes is None and not memory.runs:
         return listed("memory", [_not_measured(memory.reason)], width=width)
     return listed("memory", _memory(memory), width=width)
+
+
+def window_memory_lines(memory: WindowMemory, *, width: int) -> list[Text]:
+    """What a watched window's micro-steps leave behind."""
+    activations = max((step.activation_bytes or 0 for step in memory.per_micro_step), default=None)
+    if memory.growth_bytes is None or activations is None:
+        return listed("memory", [_not_measured(memory.reason)] if memory.reason else [], width=width)
+    more = size(max(memory.growth_bytes, 0))
+    text = f"activations of {size(activations)} in a micro-step; {more} more before the last one than before the 2nd"
+    return listed("memory", [text], width=width)
 
 
 def _communication(communication: CommunicationRecord) -> Iterator[str]:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from dsaccum.report.figures import against, counted, plain, ratio, scientific
 from dsaccum.report.layout import RIGHT, WIDTH, WRONG, as_plain_text, labelled, listed, print_lines
+from dsaccum.report.resources import communication_lines, window_memory_lines
 from dsaccum.report.weight_matrix import weight_lines
 from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.records.record import Cause
@@ -81,6 +82,8 @@ def window_lines(engine: WatchedRecord, window: WindowRecord, *, several: bool, 
         *weight_lines([window.step], width=width),
         *_tokens(window, width),
         *_step(window, width),
+        *_communication(engine, window, width),
+        *window_memory_lines(window.memory, width=width),
         Text(),
         *_claims(window, width),
         *_verdict(window, width),
@@ -170,6 +173,11 @@ def _step(window: WindowRecord, width: int) -> Iterator[Text]:
             f"error {against(step.update.error, step.update.bound).strip()}, ratio {ratio(step.update.ratio)}, rate "
         )
         yield from labelled("update", update + scientific(step.learning_rate), width=width)
+
+
+def _communication(engine: WatchedRecord, window: WindowRecord, width: int) -> list[Text]:
+    alone = engine.kind == "bare"
+    return [] if alone else communication_lines(window.communication, width=width)
 
 
 def _claims(window: WindowRecord, width: int) -> Iterator[Text]:

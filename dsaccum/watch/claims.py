@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from dsaccum.watch.communication import judge_communication
 from dsaccum.watch.judge import Judged
+from dsaccum.watch.memory import judge_memory
 
 State = tuple[str, str | None]
 
 
 def claims_of(judged: Judged) -> dict[str, State]:
     """Each claim's state, and why it is so."""
+    boundary = _boundary(judged)
     return {
         "weighting": _weighting(judged),
         "gradient": _gradient(judged),
-        "boundary": _boundary(judged),
+        "boundary": boundary,
         "clipping": _clipping(judged),
         "update": _update(judged),
         "samples": _samples(judged),
         "replicas": _replicas(judged),
+        "communication": judge_communication(judged.window, boundary_right=boundary[0] != "fail"),
+        "memory": judge_memory(judged.window),
     }
 
 

@@ -85,7 +85,7 @@ def framework() -> str:
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         root = name.partition(".")[0]
-        if root == "trl":
+        if root == "trl" or _is_trl(frame.f_locals.get("self")):
             return "TRL"
         if name.startswith("transformers.trainer"):
             found = "Trainer"
@@ -95,3 +95,9 @@ def framework() -> str:
             found = "Accelerate"
         frame = frame.f_back
     return found
+
+
+def _is_trl(driver: object) -> bool:
+    """Most of what TRL's trainers do is inherited, and no function of TRL's is running then."""
+    inherited = any(kind.__module__.startswith("transformers.trainer") for kind in type(driver).__mro__)
+    return inherited and any(kind.__module__.partition(".")[0] == "trl" for kind in type(driver).__mro__)

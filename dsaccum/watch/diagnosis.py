@@ -14,11 +14,15 @@ from dsaccum.verification.comparison.truth import WindowTruth
 from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
 from dsaccum.verification.diagnosis.gradient import gradient_causes
 from dsaccum.verification.diagnosis.named import Named
+from dsaccum.verification.measures.communication import REDUCED_EVERY_MICRO_STEP
+from dsaccum.verification.measures.memory import ACTIVATIONS_KEPT
 from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
 from dsaccum.watch.claims import claims_of, clips_inside, repeated, sharing, weighs
+from dsaccum.watch.communication import reduced_early
 from dsaccum.watch.fixes import fix_for
 from dsaccum.watch.judge import Judged
+from dsaccum.watch.memory import memory_evidence
 
 
 class Finding:
@@ -58,6 +62,13 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
     if "update" in open_claims and judged.count_offset is not None:
         found.append(Named(("optimizer-count-offset",), {"ahead_by": judged.count_offset}))
         open_claims.discard("update")
+    if "communication" in open_claims and (early := reduced_early(judged.window)):
+        sizes = [each.gradient_bytes for each in early.measured.traffic]
+        found.append(Named((REDUCED_EVERY_MICRO_STEP,), {"rank": early.rank, "gradient_bytes": sizes}))
+        open_claims.discard("communication")
+    if "memory" in open_claims and (evidence := memory_evidence(judged.window)):
+        found.append(Named((ACTIVATIONS_KEPT,), evidence, failed["memory"]))
+        open_claims.discard("memory")
     if open_claims:
         found.append(Named((UNKNOWN,), {"failed": {claim: failed[claim] for claim in sorted(open_claims)}}))
     return [_cause(judged, each, identifier) for each in found for identifier in each.candidates]

@@ -17,78 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-import torch
-from torch import Tensor
-
 from dsaccum.verification.comparison.evidence import Counts
 from dsaccum.verification.comparison.gradient_check import GradientCheck, check_gradient
-from dsaccum.verification.comparison.rounding import Rounding, accumulated, rounding_noise
 from dsaccum.verification.comparison.sketch import GradientSketch
-from dsaccum.verification.comparison.truth import DTYPES, WindowTruth
+from dsaccum.verification.comparison.truth import WindowTruth
 from dsaccum.verification.comparison.update_check import SawCheck, UpdateCheck
 from dsaccum.watch.optimizer_rule import check_optimizer, passes_with
+from dsaccum.watch.token_weights import Tokens, token_weights
 from dsaccum.watch.tokens import TokenReading
 from dsaccum.watch.window import RunFacts, Vectors, WatchedWindow
-
-Matrix = list[list[float]]
-
-
-@dataclass(frozen=True)
-class _Batch:
-    accumulation_steps: int
-    world_size: int
-
-
-@dataclass(frozen=True)
-class _Case:
-    """What the checks of ``verify`` ask of a case."""
-
-    precision: str
-    accumulation_dtype: str
-    communication_dtype: str
-    batch: _Batch
-    gradient_clipping: float
-    loop: str = "dsaccum"
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """All target tokens of a window.
-
-    Attributes:
-        due: how many there are.
-        total: sum of their weights at the optimizer, padding included.
-        smallest: weight of one.
-        largest: likewise.
-        on_padding: how many that predict padding have a weight, and their share of the sum.
-        uneven: micro-batches whose own tokens weigh differently, as (micro-step, rank).
-        unweighted: that are due and have no weight.
-        uncalled: that have one and are not due.
-        misaligned: whose target is not the next token.
-        remainder: the largest part of a token's gradient that is no cross entropy.
-        tolerance: for a token's weight, relative.
-        kind: of loss.
-        histogram: (upper edge, how many) of the weights, over what is due.
-    """
-
-    due: int
-    total: float
-    smallest: float
-    largest: float
-    on_padding: tuple[int, float]
-    uneven: list[tuple[int, int]]
-    unweighted: int
-    uncalled: int
-    misaligned: int
-    remainder: float
-    tolerance: float
-    kind: str
-    histogram: list[tuple[float | None, int]] = field(default_factory=list)
-
-    @property
-    def expected(self) -> float:
-        """Of each."""
-        return 1 / self.due if self.due else 0.0
+from dsaccum.watch.window_truth import Matrix, WatchedBatch, WatchedCase, window_truth
 
 
 @dataclass(frozen=True)
@@ -150,11 +88,11 @@ def judge(window: WatchedWindow) -> Judged:
         raise ValueError("no gradient arrived at any output of the module that was watched")
     facts = window.facts
     limits = [clip.limit for rank in ranks for clip in rank.clips]
-    case = _Case(
+    case = WatchedCase(
         facts.precision,
         facts.accumulation_dtype,
         facts.communication_dtype,
-        _Batch(steps, world),
+        WatchedBatch(steps, world),
         facts.clipping or max(limits, default=0.0),
     )
     readings = [[ranks[r].tokens[k] for r in range(world)] for k in range(steps)]
@@ -168,7 +106,7 @@ def judge(window: WatchedWindow) -> Judged:
     sketch = GradientSketch(shapes, whole_limit=sum(shape.numel() for shape in shapes.values()))
 
     def checks(due: Matrix) -> tuple[WindowTruth, list[GradientCheck]]:
-        truth = _truth(case, columns, exact, due, counts.targets)
+        truth = window_truth(case, columns, exact, due, counts.targets)
         return truth, [check_gradient(cast(Any, case), truth, sketch, rank.gradient) for rank in ranks]
 
     way_truth, way = checks([[a / world for a in row] for row in scale])
@@ -178,7 +116,7 @@ def judge(window: WatchedWindow) -> Judged:
     if unreadable is None:
         total = max(sum(map(sum, counts.targets)), 1)
         weighting_truth, weighting = checks([[n / total for n in row] for row in counts.targets])
-        tokens = _tokens(cast(list[list[TokenReading]], readings), passing[0], world)
+        tokens = token_weights(cast(list[list[TokenReading]], readings), passing[0], world)
         # a_i is read off the logits' gradients, each rounded.
         weighting = [replace(check, tolerance=check.tolerance + tokens.tolerance) for check in weighting]
     saw, update, reason = check_optimizer(ranks[0].step, facts, facts.updates_before)
@@ -241,41 +179,6 @@ def _divided(vectors: Vectors, scale: float) -> Vectors:
     return {name: tensor.double() / scale for name, tensor in vectors.items()}
 
 
-def _truth(
-    case: _Case, columns: list[Vectors], exact: list[Vectors], due: Matrix, targets: list[list[int]]
-) -> WindowTruth:
-    flat = [weight for row in due for weight in row]
-    world = case.batch.world_size
-    forward = DTYPES[case.precision.removeprefix("autocast ")]
-    own = torch.float32 if "autocast" in case.precision else forward
-    formats = Rounding(own, DTYPES[case.accumulation_dtype], DTYPES[case.communication_dtype])
-    gradient = _sum(exact, flat)
-    yardstick = accumulated(columns, flat, world, DTYPES[case.accumulation_dtype])
-    yardstick = {name: tensor.to(formats.communicated).double() for name, tensor in yardstick.items()}
-    sizes = {
-        name: sum(w * float(column[name].norm()) for w, column in zip(flat, columns, strict=True)) for name in gradient
-    }
-    return WindowTruth(
-        targets=targets,
-        due=due,
-        loss=0.0,
-        big_batch_loss=0.0,
-        gradient=gradient,
-        columns=columns,
-        yardsticks=(yardstick,),
-        rounding=rounding_noise(columns, flat, world, formats),
-        sizes=sizes,
-        noise=0.0,
-    )
-
-
-def _sum(columns: list[Vectors], weights: list[float]) -> dict[str, Tensor]:
-    return {
-        name: sum((w * column[name] for w, column in zip(weights, columns, strict=True)), torch.zeros(()).double())
-        for name in columns[0]
-    }
-
-
 def _passing(check: GradientCheck, scale: Matrix, world: int) -> list[list[float | None]]:
     """v_i = u_i / a_i."""
     weights = check.recovered.weights
@@ -283,51 +186,6 @@ def _passing(check: GradientCheck, scale: Matrix, world: int) -> list[list[float
         [None if (u := weights[k * world + r]) is None else u / scale[k][r] for r in range(world)]
         for k in range(len(scale))
     ]
-
-
-def _tokens(readings: list[list[TokenReading]], passing: list[list[float | None]], world: int) -> Tokens:
-    """w_t = v_i s_t; where v_i can't be told, 1 / W."""
-    weights: list[float] = []
-    padding, padding_share, total = 0, 0.0, 0.0
-    uneven = []
-    flat = [each for row in readings for each in row]
-    tolerance = max(each.tolerance for each in flat)
-    for k, row in enumerate(readings):
-        for r, reading in enumerate(row):
-            v = passing[k][r]
-            v = 1 / world if v is None else v
-            weights += [v * s for s in reading.weights]
-            total += v * reading.sum
-            padding += len(reading.padding)
-            padding_share += v * sum(reading.padding)
-            own = [*reading.weights, *reading.padding]
-            # Of each gradient two roundings: by the loss, and by a division on its way.
-            if own and max(own) - min(own) > 2 * 2 * tolerance * max(map(abs, own)):
-                uneven.append((k + 1, r))
-    due = sum(each.due for each in flat)
-    return Tokens(
-        histogram=_histogram([w * due for w in weights]),
-        due=due,
-        total=total,
-        smallest=min(weights, default=0.0),
-        largest=max(weights, default=0.0),
-        on_padding=(padding, padding_share / total if total else 0.0),
-        uneven=uneven,
-        unweighted=sum(each.unweighted for each in flat),
-        uncalled=sum(each.uncalled for each in flat),
-        misaligned=sum(each.misaligned for each in flat),
-        remainder=max(each.remainder for each in flat),
-        tolerance=tolerance,
-        kind=flat[0].kind,
-    )
-
-
-def _histogram(ratios: list[float], bins: int = 20) -> list[tuple[float | None, int]]:
-    """Upper edge of each bin, and how many are in it."""
-    if not ratios:
-        return []
-    counts, edges = torch.histogram(torch.tensor(ratios, dtype=torch.float64), bins)
-    return [(float(edge), int(count)) for edge, count in zip(edges[1:], counts, strict=True)]
 
 
 def _at(values: list[float], k: int) -> float:

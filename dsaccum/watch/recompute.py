@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dsaccum.watch.module_copy import Skeleton, set_buffers, set_modes
 from dsaccum.watch.outputs import converted, leaves
 from dsaccum.watch.recording import Forward, RandomState
+from dsaccum.watch.token_log_probs import NAME, read_log_probs
 from dsaccum.watch.tokens import TokenReading, read_tokens
 
 Sketch = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -140,18 +141,21 @@ class _Copy:
         found = leaves(output)
         if missing := forward.gradients.keys() - found.keys():
             raise NotRepeatable(f"a second forward gives no {sorted(missing)[0] or 'tensor with a gradient'}")
-        logits = _logits(found, forward) if tokens else None
-        at_logits: list[Tensor] = []
+        by_token = (_log_probs(found) or _logits(found, forward)) if tokens else None
+        arrived: list[Tensor] = []
         for path in forward.arrived:
             found[path].register_hook(partial(_as_recorded, forward, path))
-        if logits is not None:
-            logits.register_hook(lambda gradient: at_logits.append(gradient.detach()))
+        if by_token is not None:
+            by_token[1].register_hook(lambda gradient: arrived.append(gradient.detach()))
         paths = list(forward.gradients)
         seeds = [forward.gradients[path].to(found[path].dtype) for path in paths]
         torch.autograd.backward([found[path] for path in paths], seeds)
-        if logits is None or not at_logits:
+        if by_token is None or not arrived:
             return None
-        return read_tokens(logits.detach(), at_logits[0], forward.keywords, forward.arguments)
+        path, values = by_token
+        if _last(path) == NAME:
+            return read_log_probs(values.detach(), arrived[0], forward.keywords)
+        return read_tokens(values.detach(), arrived[0], forward.keywords, forward.arguments)
 
 
 def _as_recorded(forward: Forward, path: str, gradient: Tensor) -> Tensor:
@@ -161,13 +165,22 @@ def _as_recorded(forward: Forward, path: str, gradient: Tensor) -> Tensor:
     return gradient * forward.factors.get(path, 1.0)
 
 
-def _logits(found: Mapping[str, Tensor], forward: Forward) -> Tensor | None:
+def _log_probs(found: Mapping[str, Tensor]) -> tuple[str, Tensor] | None:
+    """The output that says how likely each target is, by its name."""
+    return next((pair for pair in found.items() if _last(pair[0]) == NAME and pair[1].dim() == 2), None)
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _logits(found: Mapping[str, Tensor], forward: Forward) -> tuple[str, Tensor] | None:
     """The output that looks like logits: named so, else the one of the script's that a gradient arrived at."""
     shaped = {path: tensor for path, tensor in found.items() if tensor.dim() >= 2 and tensor.shape[-1] >= 2}
-    named = [path for path in shaped if path.rpartition(".")[2] == "logits"]
+    named = [path for path in shaped if _last(path) == "logits"]
     given = [path for path in shaped if path in forward.gradients]
     path = next(iter([*named, *given]), None)
-    return shaped[path] if path is not None else None
+    return (path, shaped[path]) if path is not None else None
 
 
 def _device_of(forwards: Sequence[Forward]) -> torch.device:

@@ -23,8 +23,11 @@ from dsaccum.verification.records.watch import (
     WatchedRecord,
     WindowRecord,
 )
+from dsaccum.watch.communication import communication_notes, communication_record
 from dsaccum.watch.diagnosis import Finding
-from dsaccum.watch.judge import Judged, Matrix
+from dsaccum.watch.judge import Judged
+from dsaccum.watch.memory import memory_record
+from dsaccum.watch.window_truth import Matrix
 
 
 def describe_window(judged: Judged) -> WindowRecord:
@@ -42,8 +45,15 @@ def describe_window(judged: Judged) -> WindowRecord:
         arriving=[list(row) for row in judged.arriving],
         step=_step(judged),
         truth=judged.window.ranks[0].truth,
-        notes=list(dict.fromkeys(note for rank in judged.window.ranks for note in rank.notes)),
+        communication=communication_record(judged.window),
+        memory=memory_record(judged.window),
+        notes=_notes(judged),
     )
+
+
+def _notes(judged: Judged) -> list[str]:
+    own = [note for rank in judged.window.ranks for note in rank.notes]
+    return list(dict.fromkeys([*own, *communication_notes(judged.window)]))
 
 
 def describe_subject(judged: Judged, windows: Sequence[WindowRecord]) -> WatchedRecord:

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsaccum.watch.measuring import WindowMeasures
 from dsaccum.watch.module_copy import buffers_of, modes_of
+from dsaccum.watch.operations import aside
 from dsaccum.watch.outputs import copied, leaves
 
 LARGE_BYTES = 1 << 26
@@ -105,10 +107,17 @@ class Recorder:
     Args:
         module: the user's, live.
         on_failure: told when recording itself fails; the run goes on.
+        measures: told when forwards and backwards begin.
     """
 
-    def __init__(self, module: nn.Module, on_failure: Callable[[Exception], None]) -> None:
-        self._module, self._failed = module, on_failure
+    def __init__(
+        self,
+        module: nn.Module,
+        on_failure: Callable[[Exception], None],
+        measures: WindowMeasures | None = None,
+    ) -> None:
+        self._module, self._failed, self._measures = module, on_failure, measures
+        self._forward_of = 0
         self.forwards: list[Forward] = []
         self._current: list[Forward | None] = []
         self._micro_steps: dict[int, int] = {}
@@ -142,18 +151,26 @@ class Recorder:
         self._current.append(None)
         if not torch.is_grad_enabled() or _is_compiling():
             return
+        self._forward_begins()
         try:
             device = next((p.device for p in module.parameters()), torch.device("cpu"))
-            self._current[-1] = Forward(
-                copied(arguments),
-                copied(dict(keywords)),
-                RandomState.now(),
-                Autocast.now(device),
-                buffers_of(module),
-                modes_of(module),
-            )
+            with aside():
+                self._current[-1] = Forward(
+                    copied(arguments),
+                    copied(dict(keywords)),
+                    RandomState.now(),
+                    Autocast.now(device),
+                    buffers_of(module),
+                    modes_of(module),
+                )
         except Exception as error:
             self._failed(error)
+
+    def _forward_begins(self) -> None:
+        """A micro-step begins with the first forward after a backward."""
+        if self._measures is not None and self._forward_of <= len(self.calls):
+            self._forward_of = len(self.calls) + 1
+            self._measures.forward_begins(self._forward_of)
 
     def _after(self, module: nn.Module, arguments: Any, output: Any) -> None:
         forward = self._current.pop() if self._current else None
@@ -198,20 +215,24 @@ class Recorder:
                 if task not in self._micro_steps:
                     self._micro_steps[task] = len(set(self._micro_steps.values()))
                     self.calls.append(self.clock())
+                    if self._measures is not None:
+                        self._measures.backward_begins(len(self.calls))
                 forward.micro_step = self._micro_steps[task]
             else:
                 self._micro_steps.setdefault(task, forward.micro_step)
-            forward.arrived[path] = forward.arrived.get(path, 0.0) + _norm(gradient)
-            if path not in forward.passing:
-                self._keep(forward, path, gradient)
+            with aside():
+                forward.arrived[path] = forward.arrived.get(path, 0.0) + _norm(gradient)
+                if path not in forward.passing:
+                    self._keep(forward, path, gradient)
         except Exception as error:
             self._failed(error)
 
     def _passed(self, forward: Forward, path: str, gradient: Tensor | None) -> None:
         try:
             if gradient is not None:
-                forward.passed[path] = forward.passed.get(path, 0.0) + _norm(gradient)
-                self._keep(forward, path, gradient)
+                with aside():
+                    forward.passed[path] = forward.passed.get(path, 0.0) + _norm(gradient)
+                    self._keep(forward, path, gradient)
         except Exception as error:
             self._failed(error)
 

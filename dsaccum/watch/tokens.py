@@ -193,6 +193,9 @@ def _general(p: Tensor, g: Tensor, y: Tensor, rows: Tensor, size: Tensor) -> tup
     left = (g - model).norm(dim=-1) / size.clamp(min=1e-300)
     used = size > 0
     s = b + c * vocabulary
+    # Smoothing takes from b what it gives to c, so that a = s; z-loss adds to a. Where less is left, it is neither.
+    less = torch.where(used, 1 - a / torch.where(used, s, 1.0), 0.0)
+    left = torch.maximum(left, less.clamp(min=0))
     kinds = set()
     if bool((c[used] * vocabulary > 1e-3 * s[used].abs()).any()):
         kinds.add("label-smoothing")

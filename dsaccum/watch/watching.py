@@ -18,6 +18,7 @@ from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.subject.capture import OptimizerStep
 from dsaccum.watch.clipping import ClipListener
 from dsaccum.watch.desk import Desk
+from dsaccum.watch.measuring import Measured, WindowMeasures
 from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.outputs import tensors_in
 from dsaccum.watch.ranks import all_agree, decline, gathered, world_of
@@ -48,6 +49,7 @@ class Watching:
         self.earlier: list[int] = []
         self.over = not desk.windows
         self.recorder: Recorder | None = None
+        self.measures: WindowMeasures | None = None
         self.clips: list[Clip] = []
         self.past_engine: list[int] = []
         self._clip_listener: ClipListener | None = None
@@ -65,7 +67,8 @@ class Watching:
     def begin_if_due(self) -> None:
         """Called when a window begins."""
         if not self.over and self.steps + 1 in self.desk.windows:
-            self.recorder = Recorder(self.module, self.fail)
+            self.measures = WindowMeasures(self.module.parameters)
+            self.recorder = Recorder(self.module, self.fail, self.measures)
             self.clips, self.past_engine = [], []
             self._clip_listener = ClipListener(self.before_clip, self._after_clip, self.fail)
             self.began()
@@ -79,9 +82,19 @@ class Watching:
     def _after_clip(self, norm: float, limit: float) -> None:
         self.clips.append(Clip(self.micro_steps, norm, limit))
 
+    def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:
+        """What each micro-step is due to reduce; None where there is no formula.
+
+        Args:
+            used: names of the parameters that got a gradient, by micro-step.
+        """
+        return None
+
     def stop_recording(self) -> Recorder | None:
         """Everything off the run."""
         recorder, self.recorder = self.recorder, None
+        if self.measures is not None:
+            self.measures.stop()
         if recorder is not None:
             recorder.stop()
         if self._clip_listener is not None:
@@ -118,6 +131,8 @@ class Watching:
     def stepped(self) -> None:
         """Called after each optimizer step, watched or not."""
         self.steps += 1
+        if self.measures is not None and not self.recording:
+            self.measures.stop()  # where recording ended in a backward pass
         if self.steps >= max(self.desk.windows, default=0):
             self.over = True
         else:
@@ -154,6 +169,13 @@ class Watching:
         if rank == 0:
             self.desk.found(WatchedWindow(facts, everyone))
 
+    def _measured(self, micro_steps: int) -> Measured:
+        assert self.measures is not None
+        measured = self.measures.result(micro_steps)
+        if self.desk.subjects > 1:
+            measured.memory_reason = "several models are trained in this process, and gradients of all are alive"
+        return measured
+
     def _rank_window(
         self,
         recorder: Recorder,
@@ -186,12 +208,20 @@ class Watching:
             gradient=sketch(gradient),
             inputs=[_inputs(forwards) for forwards in micro_steps],
             rows=[_rows(forwards) for forwards in micro_steps],
+            shapes=[tuple(tuple(t.shape) for t in _given(forwards)) for forwards in micro_steps],
+            input_bytes=[sum(t.numel() * t.element_size() for t in _given(forwards)) for forwards in micro_steps],
+            measured=self._measured(len(micro_steps)),
+            expected_gradient_bytes=self.expected_gradient_bytes([list(column) for column in again.columns]),
             calls=list(recorder.calls),
             clips=list(self.clips),
             past_engine=list(self.past_engine),
             step=_portable(observed, len(micro_steps)) if rank == 0 else None,
             **{**extra, "notes": [*extra.get("notes", []), *([] if fits else [SKETCHED])]},
         )
+
+
+def _given(forwards: Sequence[Forward]) -> list[Tensor]:
+    return [tensor for forward in forwards for _, tensor in tensors_in([forward.arguments, forward.keywords])]
 
 
 def _portable(observed: ObservedStep, micro_step: int) -> OptimizerStep:
@@ -214,12 +244,7 @@ def _seed(forwards: Sequence[Forward]) -> float | None:
 
 
 def _inputs(forwards: Sequence[Forward]) -> tuple[int, ...]:
-    return tuple(
-        checksum(tensor)
-        for forward in forwards
-        for path, tensor in tensors_in([forward.arguments, forward.keywords])
-        if tensor.dim() > 0 and tensor.numel() > 1
-    )
+    return tuple(checksum(tensor) for tensor in _given(forwards) if tensor.dim() > 0 and tensor.numel() > 1)
 
 
 def _rows(forwards: Sequence[Forward]) -> int:

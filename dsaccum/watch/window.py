@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dsaccum.verification.subject.capture import OptimizerStep
+from dsaccum.watch.measuring import Measured
 from dsaccum.watch.tokens import TokenReading
 
 Vectors = dict[str, Tensor]
@@ -83,6 +84,10 @@ class RankWindow:
         gradient: what the optimizer was about to get, sketched.
         inputs: a checksum of each tensor that a micro-step's forwards were given.
         rows: of each micro-step.
+        shapes: of the tensors that each micro-step's forwards were given.
+        input_bytes: of all these.
+        measured: what each micro-step communicated, and what stayed alive.
+        expected_gradient_bytes: that each is due to reduce; None where there is no formula.
         calls: after how many calls of the engine's step each backward pass came.
         clips: made by the script.
         past_engine: micro-steps after which somebody stepped past the engine.
@@ -101,6 +106,10 @@ class RankWindow:
     gradient: Vectors = field(default_factory=dict)
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    shapes: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
+    input_bytes: list[int] = field(default_factory=list)
+    measured: Measured = field(default_factory=Measured)
+    expected_gradient_bytes: list[int] | None = None
     calls: list[int] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     past_engine: list[int] = field(default_factory=list)

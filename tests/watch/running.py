@@ -69,15 +69,24 @@ def only_window(record: WatchRecord) -> WindowRecord:
 def parameters_after(script: str, words: Sequence[str], folder: Path, *, watch: bool) -> dict[str, torch.Tensor]:
     """What a run leaves, watched or not."""
     path = folder / f"{'watched' if watch else 'plain'}.pt"
-    if watch:
-        watched(script, *words, "--save", str(path))
-    else:
-        run_script(script, [*words, "--save", str(path)])
+    run = watched if watch else unwatched
+    run(script, *words, "--save", str(path))
     return torch.load(path)
+
+
+def unwatched(script: str, *words: str) -> None:
+    """The same run, left alone."""
+    run_script(script, words)
 
 
 def on_ranks(ranks: int, cases: Sequence[Sequence[str]], folder: Path) -> list[WatchRecord]:
     """Watched runs one after the other on ranks of their own, each [script, its words ...]; rank 0's records."""
+    start_ranks(ranks, [("watched", *case) for case in cases], folder)
+    return [WatchRecord.read(folder / f"record-{number}.json") for number in range(len(cases))]
+
+
+def start_ranks(ranks: int, cases: Sequence[Sequence[str]], folder: Path) -> None:
+    """Runs one after the other on ranks of their own, each [``watched`` or ``unwatched``, script, its words ...]."""
     listed = folder / "cases.json"
     listed.write_text(json.dumps([list(case) for case in cases]))
     with socket.socket() as probe:
@@ -103,7 +112,6 @@ def on_ranks(ranks: int, cases: Sequence[Sequence[str]], folder: Path) -> list[W
     ]
     said = [process.communicate(timeout=280)[1] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(said)[-4000:]
-    return [WatchRecord.read(folder / f"record-{number}.json") for number in range(len(cases))]
 
 
 def _main() -> None:
@@ -111,9 +119,9 @@ def _main() -> None:
 
     quiet_libraries()
     listed = Path(sys.argv[1])
-    for number, (script, *words) in enumerate(json.loads(listed.read_text())):
-        record = watched(script, *words)
-        if os.environ["RANK"] == "0":
+    for number, (how, script, *words) in enumerate(json.loads(listed.read_text())):
+        record = (watched if how == "watched" else unwatched)(script, *words)
+        if record is not None and os.environ["RANK"] == "0":
             record.write(listed.parent / f"record-{number}.json")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.watch.running import on_ranks, only_window, parameters_after, watched
+from tests.watch.running import on_ranks, only_window, watched
 
 LABELS_OF_A_ROW = 16
 RIGHT = {
@@ -125,24 +124,6 @@ def test_a_short_first_window_may_also_be_divided_twice(one_rank: object) -> Non
     window = only_window(watched("plain_loop", "--rows", "12", "--mistake", "full-divisor", windows=(2,)))
     assert {each.id for each in window.causes} == {"loss-scaled-twice", "short-window-full-divisor"}
     assert {each.confidence for each in window.causes} == {"ambiguous"}
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trainer", "--stage", "2", "--lora"],
-        pytest.param(["accelerate_loop", "--stage", "1"], marks=pytest.mark.slow),
-        ["plain_loop", "--dropout", "0.1"],
-        ["two_engines"],
-    ],
-)
-def test_the_run_is_the_same_run(one_rank: object, words: list[str], tmp_path: Path) -> None:
-    """Bit-identical at the end, with and without watch; a test beside this one has the control."""
-    script, *flags = words
-    plain = parameters_after(script, flags, tmp_path, watch=False)
-    seen = parameters_after(script, flags, tmp_path, watch=True)
-    assert plain.keys() == seen.keys()
-    assert all(torch.equal(plain[name], seen[name]) for name in plain)
 
 
 @pytest.mark.slow

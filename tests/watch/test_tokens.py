@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsaccum.watch.token_log_probs import read_log_probs
 from dsaccum.watch.tokens import TokenReading, read_tokens
 
 ROWS, LENGTH, VOCABULARY = 3, 8, 50
@@ -108,6 +109,26 @@ def test_what_is_no_cross_entropy_is_not_read() -> None:
     reading = read(lambda logits, _: logits.square().mean(), batch())
     assert reading.reason is not None
     assert "no plain cross entropy" in reading.reason
+
+
+def test_a_gradient_that_is_the_same_everywhere_is_not_read() -> None:
+    """As at outputs that are no logits: without this, it would pass for a smoothed label, and nothing else."""
+    reading = read(lambda logits, _: -logits.sum() / 7, batch())
+    assert reading.reason is not None
+
+
+def test_log_probabilities_of_the_targets_say_it_themselves() -> None:
+    fields = batch(padded=3)
+    due = ROWS * (LENGTH - 1) - 3
+    values = -torch.rand(ROWS, LENGTH - 1, generator=torch.Generator().manual_seed(3)) - 0.1
+    values = torch.where(fields["labels"][:, 1:] != -100, values, 0.0)
+    reading = read_log_probs(values, torch.full_like(values, -1 / due), fields)
+    assert (reading.due, reading.before_shift, reading.unweighted, reading.uncalled) == (due, due + ROWS, 0, 0)
+    assert reading.weights == pytest.approx([1 / due] * due, rel=2.0**-24)
+    assert read_log_probs(values, torch.full_like(values, 0.1), fields).reason is not None
+    one_less = torch.full_like(values, -1 / due)
+    one_less[1, 2] = 0
+    assert read_log_probs(values, one_less, fields).unweighted == 1
 
 
 def test_rows_of_a_classifier_are_read_as_tokens() -> None:

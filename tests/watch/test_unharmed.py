@@ -69,6 +69,21 @@ def test_a_failure_in_a_hook_is_one_message(
     assert said.count("it broke") == 1
 
 
+@pytest.mark.parametrize("where", ["LiveStorages.add", "LiveStorages.bytes", "collective_of"])
+def test_a_failure_in_measuring_leaves_the_verdict(
+    where: str, one_rank: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Communication and memory are not told then, and why; all else is. No mode stays on."""
+    monkeypatch.setattr(f"dsaccum.watch.measuring.{where}", broken)
+    record, said = watch("deepspeed_loop", [], capsys)
+    [window] = record.engines[0].windows
+    assert record.verdict == "equivalent"
+    assert window.claims.which("untested") == ["communication", "memory"]
+    assert "it broke" in window.reasons["memory"]
+    assert "it broke" not in said
+    assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_rank_that_cannot_record_holds_up_nobody(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field
 
 from dsaccum.records import Number, Record, RecordPart
-from dsaccum.verification.records.parts import StepRecord
+from dsaccum.verification.records.parts import CommunicationRecord, StepRecord
 from dsaccum.verification.records.record import Cause, ClaimState, ClaimStates, ModelRecord, Verdict
 
 
@@ -16,7 +16,8 @@ class WatchClaims(ClaimStates):
 
     ``weighting``: every target token of the window on all ranks weighs the same, and they add up to 1. ``gradient``:
     whatever arrived at the micro-batches' losses reached the optimizer, averaged over the ranks, nothing lost and
-    nothing added. The others are as in the verify record.
+    nothing added. ``communication``: no gradient crosses the wire before the boundary where none is due (ZeRO 0 and 1).
+    ``memory``: what stays alive from one micro-step to the next does not grow. The others are as in the verify record.
     """
 
     weighting: ClaimState = "untested"
@@ -26,6 +27,8 @@ class WatchClaims(ClaimStates):
     update: ClaimState = "untested"
     samples: ClaimState = "untested"
     replicas: ClaimState = "untested"
+    communication: ClaimState = "untested"
+    memory: ClaimState = "untested"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -76,6 +79,23 @@ class EffectiveBatchAsRun(RecordPart):
     configured_micro_batch: int | None = None
 
 
+class MicroStepMemory(RecordPart):
+    """Bytes of tensors that operations made: alive when its first forward begins, and what more at its backward."""
+
+    micro_step: int
+    before_bytes: int | None = None
+    activation_bytes: int | None = None
+
+
+class WindowMemory(RecordPart):
+    """From the beginning of micro-step 2 to that of the last; nothing of the watch's own is counted."""
+
+    per_micro_step: list[MicroStepMemory] = Field(default_factory=list)
+    growth_bytes: int | None = None
+    allowed_bytes: int | None = None
+    reason: str | None = None
+
+
 class WindowRecord(RecordPart):
     """One window of one engine or optimizer."""
 
@@ -89,6 +109,8 @@ class WindowRecord(RecordPart):
     divided_by: DividedBy = DividedBy()
     arriving: list[list[Number]] | None = None
     step: StepRecord
+    communication: CommunicationRecord = CommunicationRecord()
+    memory: WindowMemory = WindowMemory()
     truth: str | None = None
     notes: list[str] = Field(default_factory=list)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from dsaccum.instruments.gradients import ObservedStep
 from dsaccum.watch.desk import Desk, framework
 from dsaccum.watch.module_copy import Skeleton
+from dsaccum.watch.operations import aside
 from dsaccum.watch.subjects.plain import PlainAdapter
 from dsaccum.watch.watching import DTYPE_NAMES, Watching
 from dsaccum.watch.window import RunFacts
@@ -77,7 +79,8 @@ class BareWatching(Watching):
         """Keep the gradient from before the script's clipping: the last call's is the one that counts."""
         own = {id(p) for p in self._adapter.parameters.values()}
         if any(id(tensor) in own for tensor in tensors):
-            self._unclipped = self._adapter.gradients()
+            with aside():
+                self._unclipped = self._adapter.gradients()
             self._unclipped_at = self.micro_steps
 
     def began(self) -> None:
@@ -93,26 +96,29 @@ class BareWatching(Watching):
         self._reduced.append(bool(getattr(self._root, "require_backward_grad_sync", True)))
         return len(self._reduced) - 1
 
-    def _notes(self) -> list[str]:
-        often = sum(self._reduced)
-        if often < 2:
-            return []
-        return [
-            f"gradients were reduced at {often} of {len(self._reduced)} micro-steps, and once is enough: put all but "
-            "the last under model.no_sync(), forward and backward"
-        ]
+    def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:
+        """Under DDP every trained parameter, used or not, wherever it does not wait."""
+        if self.kind != "DDP":
+            return None
+        whole = sum(p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad)
+        return [whole if reduces else 0 for reduces in self._reduced[: len(used)]]
 
     def before_step(self) -> None:
         """``optimizer.step`` is about to run."""
         if not self.all_record():
             return
         try:
-            at_the_end = self._unclipped is not None and self._unclipped_at == self.micro_steps
-            gradients = self._unclipped if at_the_end and self._unclipped is not None else self._adapter.gradients()
-            self._observed = ObservedStep(gradients, 1.0, self._adapter.snapshot(), optimizer=self._optimizer)
-            self._values = {name: value.clone() for name, value in self._adapter.values().items()}
+            with aside():
+                self._read()
         except Exception as error:
             self.fail(error)
+
+    def _read(self) -> None:
+        """What the optimizer is about to get."""
+        at_the_end = self._unclipped is not None and self._unclipped_at == self.micro_steps
+        gradients = self._unclipped if at_the_end and self._unclipped is not None else self._adapter.gradients()
+        self._observed = ObservedStep(gradients, 1.0, self._adapter.snapshot(), optimizer=self._optimizer)
+        self._values = {name: value.clone() for name, value in self._adapter.values().items()}
 
     def after_step(self) -> None:
         """It has run."""
@@ -120,9 +126,10 @@ class BareWatching(Watching):
         passes, self._passes = self._passes, 0
         if observed is not None and self.recording:
             try:
-                observed.after = self._adapter.snapshot()
-                extra: dict[str, Any] = {"engine": [1.0] * self.micro_steps, "checksums": self._adapter.checksums()}
-                extra["notes"] = self._notes()
+                with aside():
+                    observed.after = self._adapter.snapshot()
+                    checksums = self._adapter.checksums()
+                extra: dict[str, Any] = {"engine": [1.0] * self.micro_steps, "checksums": checksums}
                 self.finish(observed, self._facts(observed), self._values, extra)
             except Exception as error:
                 self.fail(error)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dsaccum.instruments.adapters import adapter_for
 from dsaccum.instruments.assembly import data_parallel_group
+from dsaccum.instruments.collectives import BACKWARD, UPDATE
 from dsaccum.instruments.gradients import ObservedStep, read_gradients, take_snapshot
 from dsaccum.instruments.replicas import parameter_checksums
+from dsaccum.instruments.traffic import expected_traffic, plan_of
 from dsaccum.watch.desk import Desk
 from dsaccum.watch.module_copy import Skeleton
+from dsaccum.watch.operations import aside
 from dsaccum.watch.recording import Forward
 from dsaccum.watch.watching import DTYPE_NAMES, Watching
 from dsaccum.watch.window import RunFacts
@@ -39,6 +43,9 @@ def refuse_what_cannot_be_watched(engine: Any) -> None:
         adapter_for(engine)
     except NotImplementedError as error:
         raise Refused(str(error)) from error
+
+
+_WATCHED = ("backward", "step", "forward", "buffered_allreduce_fallback")
 
 
 class EngineWatching(Watching):
@@ -68,8 +75,10 @@ class EngineWatching(Watching):
         """Look at what is handed to ``backward``, count calls of ``step``, and see steps past the engine."""
         engine, self._at_loss, self._step_calls = self.engine, [], 0
         backward, step, forward = engine.backward, engine.step, engine.forward
-        recorder = self.recorder
+        reduce = engine.buffered_allreduce_fallback
+        recorder, measures = self.recorder, self.measures
         assert recorder is not None
+        assert measures is not None
         recorder.clock = lambda: self._step_calls
 
         def watched_forward(*arguments: Any, **keywords: Any) -> Any:
@@ -83,14 +92,21 @@ class EngineWatching(Watching):
                 self._at_loss.append(at_output)
             elif isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
                 loss.register_hook(lambda gradient: self._at_loss.append(float(gradient)))
-            return backward(loss, *arguments, **keywords)
+            with measures.during(BACKWARD):
+                return backward(loss, *arguments, **keywords)
 
         def watched_step(*arguments: Any, **keywords: Any) -> Any:
             self._step_calls += 1
-            return step(*arguments, **keywords)
+            with measures.during(UPDATE):
+                return step(*arguments, **keywords)
 
-        self._replaced = {name: engine.__dict__.get(name) for name in ("backward", "step", "forward")}
+        def watched_reduction(*arguments: Any, **keywords: Any) -> Any:
+            with measures.during(BACKWARD):
+                return reduce(*arguments, **keywords)
+
+        self._replaced = {name: engine.__dict__.get(name) for name in _WATCHED}
         engine.backward, engine.step, engine.forward = watched_backward, watched_step, watched_forward
+        engine.buffered_allreduce_fallback = watched_reduction
         base = getattr(engine.optimizer, "optimizer", engine.optimizer)
         if hasattr(base, "register_step_pre_hook"):
             self._hook = base.register_step_pre_hook(self._before_optimizer_step)
@@ -135,21 +151,42 @@ class EngineWatching(Watching):
 
     def _before(self) -> ObservedStep | None:
         try:
-            scale = float(getattr(self.engine.optimizer, "loss_scale", None) or 1.0)
-            base = getattr(self.engine.optimizer, "optimizer", self.engine.optimizer)
-            return ObservedStep(read_gradients(self.engine), scale, take_snapshot(self.engine), optimizer=base)
+            with aside():
+                return self._read()
         except Exception as error:
             self.fail(error)
+            return None
+
+    def _read(self) -> ObservedStep:
+        """What the optimizer is about to get. At ZeRO 1 to 3 ranks exchange their parts."""
+        engine, base = self.engine, getattr(self.engine.optimizer, "optimizer", self.engine.optimizer)
+        scale = float(getattr(engine.optimizer, "loss_scale", None) or 1.0)
+        return ObservedStep(read_gradients(engine), scale, take_snapshot(engine), optimizer=base)
+
+    def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:
+        """By the formula of ``verify``: of all that the window uses, or at ZeRO 2 and 3 of what the micro-step uses."""
+        try:
+            trained = [name for name, p in self.engine.module.named_parameters() if p.requires_grad]
+            anywhere = {name for names in used for name in names}
+            due = []
+            for k, names in enumerate(used):
+                at = set(names) if self.engine.zero_optimization_stage() >= 2 else anywhere
+                plan = plan_of(self.engine, [name for name in trained if name not in at])
+                due.append(expected_traffic(replace(plan, accumulation_steps=len(used)))[k].gradient_bytes)
+            return due
+        except Exception:  # a wrapper that the formula does not know
             return None
 
     def _finish(self, observed: ObservedStep) -> None:
         assert observed.before is not None
         assert self.recorder is not None
-        observed.after = take_snapshot(self.engine)
+        with aside():
+            observed.after = take_snapshot(self.engine)
+            checksums = parameter_checksums(self.engine)
         extra = {
             "engine": _engine_factors(self.recorder.micro_steps, self._at_loss, observed.loss_scale),
             "step_calls": self._step_calls,
-            "checksums": parameter_checksums(self.engine),
+            "checksums": checksums,
         }
         device = torch.device(self.engine.device)
         values = {name: value.to(device) for name, value in observed.before.parameters.items()}

@@ -50,5 +50,4 @@ for batch in loader:
         optimizer.zero_grad()
         if mistake == "zero-grad":
             getattr(optimizer, "optimizer", optimizer).zero_grad()
-if args.stage < 3:
-    save(accelerator.unwrap_model(model), args.save)
+save(accelerator.unwrap_model(model), args.save)

@@ -44,7 +44,7 @@ count = args.accumulate * args.updates * 2 * world * longer
 rows = Rows(count, ragged=args.ragged, mask_padding=mistake != "padding-counted")
 sampler = DistributedSampler(rows, world, 0 if mistake == "same-data" else rank, shuffle=False)
 batches = list(DataLoader(rows, batch_size=2, sampler=sampler))
-evaluation = batches[0]
+evaluation, kept = batches[0], []
 
 
 def window_targets(step: int) -> int:
@@ -91,12 +91,19 @@ for step, batch in enumerate(batches):
         engine.set_gradient_accumulation_boundary(step % 6 in (3, 5))
     last = step % args.accumulate == args.accumulate - 1
     with engine.no_sync() if mistake == "no-sync" else contextlib.nullcontext():
-        engine.backward(loss)
+        engine.backward(loss, **({"retain_graph": True} if mistake == "keep-graphs" else {}))
+    if mistake == "keep-graphs":
+        kept.append(loss)
+    if mistake == "reduce-each" and not last:
+        engine.buffered_allreduce_fallback()
+    if mistake == "reduce-by-hand" and not last:
+        for parameter in engine.module.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world
     if mistake == "clip-each":
         torch.nn.utils.clip_grad_norm_(engine.module.parameters(), 0.05)
     if mistake != "step-every-nth" or last:
         engine.step()
 if rank == 0:
     print("finished", engine.global_steps, flush=True)
-if args.stage < 3:
-    save(engine.module, args.save)
+save(engine.module, args.save)

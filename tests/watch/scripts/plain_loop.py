@@ -43,6 +43,9 @@ sampler = DistributedSampler(rows, world, 0 if mistake == "same-data" else rank,
 batches = list(DataLoader(rows, batch_size=2, sampler=sampler))
 
 
+kept: list[torch.Tensor] = []
+
+
 def targets(window: list[dict[str, torch.Tensor]]) -> float:
     count = torch.tensor(float(sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in window)))
     if world > 1:
@@ -70,14 +73,19 @@ for _ in range(1 if not args.rows else 3):
                     logits = model(**batch).logits[:, :-1].flatten(0, 1)
                     loss = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") * world / total
                 else:
-                    loss = model(**batch).loss / (n if mistake == "full-divisor" or not args.rows else len(window))
+                    output = model(**batch)
+                    if mistake == "keep-logits":
+                        kept.append(output.logits.detach())
+                    loss = output.loss / (n if mistake == "full-divisor" or not args.rows else len(window))
                 if mistake == "divided-twice":
                     loss = loss / n
                 if mistake == "not-divided":
                     loss = loss * n
                 if mistake == "zero-grad":
                     optimizer.zero_grad()
-                loss.backward()
+                loss.backward(retain_graph=mistake == "keep-graphs")
+                if mistake != "keep-logits":
+                    kept.append(loss)
             if mistake == "clip-each":
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             if mistake == "step-each":

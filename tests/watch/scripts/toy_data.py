@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -50,11 +52,24 @@ class Rows(Dataset):
 
 
 def save(module: torch.nn.Module, path: str) -> None:
-    """So that a test can compare a watched run with an unwatched one."""
+    """So that a test can compare a watched run with an unwatched one: each rank's parameters, those of ZeRO 3 whole."""
     import torch.distributed as dist
 
-    if path and (not dist.is_initialized() or dist.get_rank() == 0):
-        torch.save({name: parameter.detach().clone() for name, parameter in module.named_parameters()}, path)
+    if not path:
+        return
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    named = dict(module.named_parameters())
+    with whole(list(named.values())):
+        torch.save({name: p.detach().clone() for name, p in named.items()}, f"{path}.{rank}" if rank else path)
+
+
+def whole(parameters: list[torch.nn.Parameter]) -> contextlib.AbstractContextManager[object]:
+    """Inside, ZeRO 3's parameters are gathered."""
+    if not any(hasattr(p, "ds_id") for p in parameters):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters)
 
 
 def never_compile() -> None:

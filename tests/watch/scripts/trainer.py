@@ -83,5 +83,4 @@ with tempfile.TemporaryDirectory() as folder:
         rows.labels[:, 0] = -100
     trainer = kind(model, arguments, train_dataset=rows, eval_dataset=Rows(8), callbacks=[InTheMiddle()])
     trainer.train()
-if args.stage < 3:
-    save(model, args.save)
+save(model, args.save)
