@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import psutil
 import torch.distributed as dist
 
 from dsaccum.engine.process import Ranks
+from dsaccum.training.notice_board import NoticeBoard
 from dsaccum.training.outcome import ExitCode, end_now, say
 from dsaccum.training.stop_request import StopRequest
 
@@ -57,7 +57,7 @@ class Watchdog:
         self._launchers = _launchers() if ranks.launched else []
         self._alone_since: float | None = None
         self._beat = 0
-        self._store = dist.distributed_c10d._get_default_store()
+        self._board = NoticeBoard(dist.distributed_c10d._get_default_store())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -125,7 +125,9 @@ class Watchdog:
 
     def _describe_hang(self) -> str:
         waited = f"no progress for {self._timeout_s:g} s (run.timeout_s)"
-        beats = self._heartbeats() or {self._ranks.rank: (0, self._position)}
+        beats = self._heartbeats()
+        if beats is None:
+            return f"{waited}: rank {self._ranks.rank} stands in {self._position}, and rank 0 cannot be reached"
         furthest_behind = min(position for _, position in beats.values())
         behind = sorted(rank for rank, (_, position) in beats.items() if position == furthest_behind)
         if len(behind) == len(beats) and len(beats) > 1:
@@ -143,20 +145,17 @@ class Watchdog:
 
     def _publish(self, beat: int) -> None:
         position = self._position
-        # Without the store (rank 0 has ended) there is nobody to tell: the next collective fails by itself.
-        with contextlib.suppress(RuntimeError, ValueError):
-            self._store.set(
-                f"dsaccum/beat/{self._ranks.rank}", f"{beat} {position.step} {position.micro_step} {position.phase}"
-            )
+        # Without the board (rank 0 has ended) there is nobody to tell: the next collective fails by itself.
+        self._board.write(
+            f"dsaccum/beat/{self._ranks.rank}", f"{beat} {position.step} {position.micro_step} {position.phase}"
+        )
 
     def _heartbeats(self) -> dict[int, tuple[int, Position]] | None:
-        """Each rank's beat and position; None when the store is gone."""
-        keys = [f"dsaccum/beat/{rank}" for rank in range(self._ranks.world_size)]
-        try:
-            values = [self._store.get(key).decode() if self._store.check([key]) else "-1 0 0 0" for key in keys]
-        except (RuntimeError, ValueError):
+        """Each rank's beat and position; None when the board is gone."""
+        values = self._board.read([f"dsaccum/beat/{rank}" for rank in range(self._ranks.world_size)])
+        if values is None:
             return None
-        numbers = [[int(number) for number in value.split()] for value in values]
+        numbers = [[int(number) for number in (value or "-1 0 0 0").split()] for value in values]
         return {rank: (beat, Position(*position)) for rank, (beat, *position) in enumerate(numbers)}
 
 
