@@ -21,7 +21,7 @@ FACTS = {
     3: ("scale-wrt-gas-false", {0}, {"loss-scaled-twice"}),
     4: ("scaled-backward", {1, 2}, {"loss-scaled-twice"}),
     15: ("short-window", {0, 1, 2, 3}, {"boundary-shifted"}),
-    16: ("two-backwards", {1, 2}, {"unknown-difference"}),
+    16: ("two-backwards", {1, 2}, {"only-last-micro-batch"}),
     17: ("no-sync", {0, 1}, {"boundary-shifted"}),
 }
 """Number in our list of measured facts -> way, ZeRO stages at which it is wrong with N = 4, and the cause."""

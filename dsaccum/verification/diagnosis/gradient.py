@@ -68,8 +68,10 @@ def _by_weights(evidence: CaseEvidence, steps: list[StepEvidence]) -> list[Named
     if _FULL_DIVISOR in chosen and _MEAN_OF_MEANS in chosen:
         chosen.remove(_MEAN_OF_MEANS)  # micro-batches of equal counts, and none of them filled up: it is no mistake
     shown = _weights_shown(steps[0])
-    if fewest > 1 and len(chosen) == 1:  # several faults at once, and no other reading
+    if fewest > 1 and len(chosen) == 1 and not chosen[0] > _ONLY_LAST:  # several faults at once, and no other reading
         return [Named((fault,), shown) for fault in sorted(chosen[0])]
+    # Where one micro-step is left, all else rests on one number, which other mistakes make, too: two backward calls of
+    # half the loss on two ranks look like an average over ranks taken twice.
     return [Named(tuple(sorted({fault for each in chosen for fault in each})), shown)]
 
 
