@@ -33,6 +33,7 @@ def train_with_small_files(directory: Path, *flags: str) -> subprocess.Completed
     )
 
 
+@SLOW
 def test_no_room_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     ended = train_with_small_files(run)
@@ -116,6 +117,7 @@ def test_a_signal_to_one_rank_stops_both(tmp_path: Path, number: signal.Signals)
     )
 
 
+@SLOW
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(run, "--steps", "5000") as process:

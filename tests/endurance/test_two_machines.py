@@ -175,6 +175,7 @@ def test_a_pulled_wire_ends_both_and_the_run_is_continued(tmp_path: Path, wire: 
     assert differences(whole, broken, 100) == []
 
 
+@SLOW
 def test_another_config_on_one_machine_is_named(tmp_path: Path, wire: Wire) -> None:
     run = tmp_path / "run"
     with on_both(wire, run, flags_of_second=("--set", "run.seed=1")) as processes:
