@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dsaccum.report.figures import counted
 from dsaccum.watch.communication import judge_communication
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import judge_memory
@@ -32,7 +33,7 @@ def _weighting(judged: Judged) -> State:
         return "untested", judged.unreadable
     tokens = judged.tokens
     if tokens.misaligned:
-        return "fail", f"{tokens.misaligned} targets are not the inputs' next tokens"
+        return "fail", f"the targets of {counted(tokens.misaligned, 'row')} belong to other inputs"
     if tokens.on_padding[0]:
         count, share = tokens.on_padding
         return "fail", f"{count} positions of padding weigh {share:.3g} of the whole"

@@ -128,7 +128,7 @@ def _seen(judged: Judged) -> list[Named]:
         found.append(Named(("samples-misplaced",), {"micro_steps": list(pair)}, f"micro-steps {pair[0]} and {pair[1]}"))
     tokens = judged.tokens
     if tokens is not None and tokens.misaligned:
-        found.append(Named(("fields-misaligned",), {"tokens": tokens.misaligned}))
+        found.append(Named(("fields-misaligned",), {"rows": tokens.misaligned}))
     elif tokens is not None and tokens.on_padding[0]:
         count, share = tokens.on_padding
         found.append(Named(("padding-counted",), {"tokens": count, "share": share}, f"{share:.0%} of the whole weight"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dsaccum.watch.alignment import rows_misaligned
 from dsaccum.watch.tokens import TokenReading
 
 
@@ -22,7 +23,7 @@ class Tokens:
         uneven: micro-batches whose own tokens weigh differently, as (micro-step, rank).
         unweighted: that are due and have no weight.
         uncalled: that have one and are not due.
-        misaligned: whose target is not the next token.
+        misaligned: rows whose targets belong to others.
         remainder: the largest part of a token's gradient that is no cross entropy.
         tolerance: for a token's weight, relative.
         kind: of loss.
@@ -85,7 +86,7 @@ def token_weights(readings: list[list[TokenReading]], passing: list[list[float |
         uneven=uneven,
         unweighted=sum(each.unweighted for each in flat),
         uncalled=sum(each.uncalled for each in flat),
-        misaligned=sum(each.misaligned for each in flat),
+        misaligned=rows_misaligned([one for each in flat for one in each.alignments]),
         remainder=max(each.remainder for each in flat),
         tolerance=tolerance,
         kind=flat[0].kind,
