@@ -8,6 +8,7 @@ from dsaccum.report.figures import counted
 from dsaccum.watch.communication import judge_communication
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import judge_memory
+from dsaccum.watch.z_loss import z_fault
 
 State = tuple[str, str | None]
 
@@ -55,7 +56,7 @@ def _weighting(judged: Judged) -> State:
             return "fail", f"rank {rank}: " + (spread if even else total)
         if check.max_error is None:
             return "untested", check.recovered.reason
-    return "pass", None
+    return z_fault(tokens.z) or ("pass", None)
 
 
 def _gradient(judged: Judged) -> State:

@@ -20,9 +20,10 @@ from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
 from dsaccum.watch.claims import claims_of, clips_inside, repeated, sharing, weighs
 from dsaccum.watch.communication import reduced_early
-from dsaccum.watch.fixes import fix_for
+from dsaccum.watch.fixes import Z_LOSS_FIX, fix_for
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_evidence
+from dsaccum.watch.z_loss import z_fault
 
 
 class Finding:
@@ -45,7 +46,7 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
         open_claims -= _EXPLAINED
     if any(named.candidates[0] == "clipped-every-micro-step" for named in found):
         open_claims.discard("clipping")
-    for look in (_one_step_windows, _short_windows, _by_weights):
+    for look in (_uneven_z_loss, _one_step_windows, _short_windows, _by_weights):
         if open_claims & {"weighting", "gradient"}:
             named = look(judged, failed)
             if named:
@@ -80,8 +81,8 @@ _EXPLAINED = {"weighting", "gradient", "boundary", "samples", "replicas", "updat
 def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     advice = ADVICE[identifier]
     facts = judged.facts
-    fix = fix_for(identifier, facts.framework, facts.kind, advice.fix)
-    if identifier == UNKNOWN:
+    fix = named.fix or fix_for(identifier, facts.framework, facts.kind, advice.fix)
+    if identifier == UNKNOWN and named.fix is None:
         fix = "look at the weights above: they say which micro-batches count for what"
         if judged.window.ranks[0].micro_batches < judged.window.micro_steps:
             fix = "add the losses of a micro-step up and call backward once: of several, ZeRO 1 and 2 keep the last"
@@ -136,6 +137,18 @@ def _seen(judged: Judged) -> list[Named]:
         shown = {"after_micro_steps": [clip.after for clip in inside], "limit": inside[0].limit}
         found.append(Named(("clipped-every-micro-step",), shown))
     return found
+
+
+def _uneven_z_loss(judged: Judged, failed: dict[str, str]) -> list[Named]:
+    """The cross entropy weighs as is due, and the z-loss beside it does not."""
+    tokens, checks = judged.tokens, judged.weighting or []
+    if "weighting" not in failed or tokens is None or not all(check.weights_right for check in checks):
+        return []
+    if (fault := z_fault(tokens.z)) is None or fault[0] != "fail":
+        return []
+    shown = {"z_loss": [each.coefficient for each in tokens.z]}
+    identifier = "mean-of-means" if tokens.z_means else UNKNOWN
+    return [Named((identifier,), shown, "in the z-loss; the cross entropy weighs as is due", fix=Z_LOSS_FIX)]
 
 
 def _one_step_windows(judged: Judged, _: dict[str, str]) -> list[Named]:

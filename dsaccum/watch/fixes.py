@@ -10,6 +10,11 @@ _SUM_OF_TOKENS = (
     "sum the token losses (reduction='sum') and divide by the target tokens of the whole window on all ranks"
 )
 
+Z_LOSS_FIX = (
+    "sum the z-loss over tokens, and divide it by what the cross entropy is divided by: in Trainer num_items_in_batch, "
+    "else the target tokens of the whole window"
+)
+
 _TRAINER = {
     "targets-counted-before-shift": "transformers' Trainer counts labels != -100 before the causal shift for models "
     "such as GPT-2; labels[:, 0] = -100 in the collator changes no loss and makes both counts equal; or give Trainer "

@@ -28,6 +28,7 @@ from dsaccum.watch.diagnosis import Finding
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_record
 from dsaccum.watch.window_truth import Matrix
+from dsaccum.watch.z_loss import z_note
 
 
 def describe_window(judged: Judged) -> WindowRecord:
@@ -53,7 +54,8 @@ def describe_window(judged: Judged) -> WindowRecord:
 
 def _notes(judged: Judged) -> list[str]:
     own = [note for rank in judged.window.ranks for note in rank.notes]
-    return list(dict.fromkeys([*own, *communication_notes(judged.window)]))
+    of_tokens = z_note(judged.tokens.z) if judged.tokens is not None else []
+    return list(dict.fromkeys([*own, *of_tokens, *communication_notes(judged.window)]))
 
 
 def describe_subject(judged: Judged, windows: Sequence[WindowRecord]) -> WatchedRecord:

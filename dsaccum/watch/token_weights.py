@@ -8,6 +8,7 @@ import torch
 
 from dsaccum.watch.alignment import rows_misaligned
 from dsaccum.watch.tokens import TokenReading
+from dsaccum.watch.z_loss import ZReading, is_mean_of_means
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Tokens:
         remainder: the largest part of a token's gradient that is no cross entropy.
         tolerance: for a token's weight, relative.
         kind: of loss.
+        z: the z-loss of each micro-batch with targets.
+        z_means: each micro-batch's z-loss weighs the same, whatever it holds.
         histogram: (upper edge, how many) of the weights, over what is due.
     """
 
@@ -42,6 +45,8 @@ class Tokens:
     remainder: float
     tolerance: float
     kind: str
+    z: list[ZReading] = field(default_factory=list)
+    z_means: bool = False
     histogram: list[tuple[float | None, int]] = field(default_factory=list)
 
     @property
@@ -76,7 +81,11 @@ def token_weights(readings: list[list[TokenReading]], passing: list[list[float |
             if own and max(own) - min(own) > 2 * 2 * tolerance * max(map(abs, own)):
                 uneven.append((k + 1, r))
     due = sum(each.due for each in flat)
+    held = [each for each in flat if each.weights]
+    per_token = [each.sum / len(each.weights) for each in held]
     return Tokens(
+        z=[each.z for each in held],
+        z_means=is_mean_of_means([each.z for each in held], [each.due for each in held], per_token),
         histogram=_histogram([w * due for w in weights]),
         due=due,
         total=total,

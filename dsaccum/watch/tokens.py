@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dsaccum.watch.alignment import Alignment, alignment_of
 from dsaccum.watch.token_fit import Fitted, fit_tokens
+from dsaccum.watch.z_loss import ZReading, z_together
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class TokenReading:
         unweighted: due tokens without a weight.
         uncalled: tokens with a weight that no label asks for, padding aside.
         shifted: a label stands one place after its logits.
+        z: of the z-loss in it.
         alignments: inputs and targets, to see whether they belong together.
         reason: why nothing was told; then the rest means nothing.
     """
@@ -48,6 +50,7 @@ class TokenReading:
     unweighted: int = 0
     uncalled: int = 0
     shifted: bool = False
+    z: ZReading = field(default_factory=ZReading)
     alignments: list[Alignment] = field(default_factory=list)
     reason: str | None = None
 
@@ -80,6 +83,7 @@ class TokenReading:
             unweighted=sum(each.unweighted for each in readings),
             uncalled=sum(each.uncalled for each in readings),
             shifted=first.shifted,
+            z=z_together([each.z for each in readings]),
             alignments=[one for each in readings for one in each.alignments],
         )
 
@@ -143,6 +147,7 @@ def _counted(
         unweighted=int((due & ~counts).sum()),
         uncalled=int((real & ~due).sum()) if asked is not None else 0,
         shifted=bool(shifted),
+        z=fitted.z,
         alignments=alignment_of(inputs, targets, real) if sequences else [],
     )
 

@@ -16,6 +16,7 @@ parser.add_argument("--accumulate", type=int, default=4)
 parser.add_argument("--no-sync", action="store_true")
 parser.add_argument("--ragged", action="store_true")
 parser.add_argument("--loss", choices=["model", "tokens"], default="model")
+parser.add_argument("--z-loss", type=float, default=0.0, help="with --loss tokens")
 parser.add_argument("--rows", type=int, default=0, help="of an epoch; 0: enough for all updates")
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--checkpointing", action="store_true")
@@ -72,6 +73,10 @@ for _ in range(1 if not args.rows else 3):
                     labels = batch.pop("labels")
                     logits = model(**batch).logits[:, :-1].flatten(0, 1)
                     loss = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") * world / total
+                    if args.z_loss:
+                        squares = args.z_loss * logits.logsumexp(-1)[labels[:, 1:].flatten() != -100].square()
+                        by_means = mistake == "z-loss-mean"
+                        loss = loss + (squares.mean() / n if by_means else squares.sum() * world / total)
                 else:
                     output = model(**batch)
                     if mistake == "keep-logits":
