@@ -20,6 +20,8 @@ from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
 from dsaccum.watch.claims import claims_of, clips_inside, repeated, sharing, weighs
 from dsaccum.watch.communication import reduced_early
+from dsaccum.watch.divisor import FIX as DIVISOR_FIX
+from dsaccum.watch.divisor import divisors
 from dsaccum.watch.fixes import Z_LOSS_FIX, fix_for
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_evidence
@@ -46,7 +48,7 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
         open_claims -= _EXPLAINED
     if any(named.candidates[0] == "clipped-every-micro-step" for named in found):
         open_claims.discard("clipping")
-    for look in (_uneven_z_loss, _one_step_windows, _short_windows, _by_weights):
+    for look in (_uneven_z_loss, _one_step_windows, _short_windows, _by_weights, _by_divisor):
         if open_claims & {"weighting", "gradient"}:
             named = look(judged, failed)
             if named:
@@ -89,10 +91,17 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     return Cause(
         id=identifier,
         confidence="certain" if len(named.candidates) == 1 and identifier != UNKNOWN else "ambiguous",
-        summary=advice.summary + (f" ({named.detail or _who_divided(judged, identifier)})").replace(" ()", ""),
+        summary=_summary(judged, named, identifier),
         evidence=named.evidence,
         fix=fix,
     )
+
+
+def _summary(judged: Judged, named: Named, identifier: str) -> str:
+    if identifier == UNKNOWN and named.detail:
+        return f"no known mistake, but {named.detail}"
+    detail = named.detail or _who_divided(judged, identifier)
+    return ADVICE[identifier].summary + (f" ({detail})" if detail else "")
 
 
 def _who_divided(judged: Judged, identifier: str) -> str:
@@ -148,7 +157,7 @@ def _uneven_z_loss(judged: Judged, failed: dict[str, str]) -> list[Named]:
         return []
     shown = {"z_loss": [each.coefficient for each in tokens.z]}
     identifier = "mean-of-means" if tokens.z_means else UNKNOWN
-    return [Named((identifier,), shown, "in the z-loss; the cross entropy weighs as is due", fix=Z_LOSS_FIX)]
+    return [Named((identifier,), shown, "in the z-loss: the cross entropy weighs as is due", fix=Z_LOSS_FIX)]
 
 
 def _one_step_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
@@ -188,6 +197,20 @@ def _by_weights(judged: Judged, failed: dict[str, str]) -> list[Named]:
     if "gradient" in failed:
         return gradient_causes(_evidence(judged, judged.way, judged.way_truth))
     return []
+
+
+def _by_divisor(judged: Judged, failed: dict[str, str]) -> list[Named]:
+    """No mistake that is known: then what was it divided by?"""
+    if "weighting" not in failed or judged.weighting is None or judged.tokens is None:
+        return []
+    readings = [each for rank in judged.window.ranks for each in rank.tokens if each is not None]
+    found = divisors(judged.tokens, readings, judged.weighting[0].tolerance)
+    if not found:
+        return []
+    divisor = next(iter(found.values()))
+    which = " and ".join(found)
+    detail = f"the token losses are divided by {divisor}, which is {which}; {judged.tokens.due} of them are targets"
+    return [Named((UNKNOWN,), {"divided_by": found, "targets": judged.tokens.due}, detail, fix=DIVISOR_FIX)]
 
 
 def _evidence(judged: Judged, checks: list[GradientCheck], truth: WindowTruth) -> CaseEvidence:

@@ -24,6 +24,7 @@ class TokenReading:
         due: tokens that are due to count: by the labels where the model was given them, else those that have a weight.
         before_shift: labels that count before the causal shift; where they are not known, one more for each row.
         positions: of the batch.
+        attended: sum of the attention mask, and without each row's first column; (0, 0) where none was given.
         rows: with a target.
         all_rows: of the batch.
         remainder: the largest part of a token's gradient that is no cross entropy.
@@ -42,6 +43,7 @@ class TokenReading:
     due: int = 0
     before_shift: int = 0
     positions: int = 0
+    attended: tuple[int, int] = (0, 0)
     rows: int = 0
     all_rows: int = 0
     remainder: float = 0.0
@@ -75,6 +77,7 @@ class TokenReading:
             due=sum(each.due for each in readings),
             before_shift=sum(each.before_shift for each in readings),
             positions=sum(each.positions for each in readings),
+            attended=(sum(each.attended[0] for each in readings), sum(each.attended[1] for each in readings)),
             rows=sum(each.rows for each in readings),
             all_rows=sum(each.all_rows for each in readings),
             remainder=max(each.remainder for each in readings),
@@ -139,6 +142,7 @@ def _counted(
         due=int(due.sum()),
         before_shift=before,
         positions=weights.numel(),
+        attended=(int(mask.sum()), int(mask[:, 1:].sum())) if mask is not None and sequences else (0, 0),
         rows=int(due.any(dim=-1).sum()) if sequences else int(due.sum()),
         all_rows=shape[0] if shape else 1,
         remainder=fitted.remainder,

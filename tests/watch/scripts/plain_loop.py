@@ -21,6 +21,7 @@ parser.add_argument("--rows", type=int, default=0, help="of an epoch; 0: enough 
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--checkpointing", action="store_true")
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--prompt", type=int, default=0, help="first tokens of each row without a label")
 parser.add_argument("--mistake", default="")
 parser.add_argument("--save", default="")
 args = parser.parse_args()
@@ -41,6 +42,7 @@ if world > 1:
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 rows = Rows(args.rows or n * 5 * 2 * world, ragged=args.ragged, mask_padding=mistake != "padding-counted")
 sampler = DistributedSampler(rows, world, 0 if mistake == "same-data" else rank, shuffle=False)
+rows.labels[:, : args.prompt] = -100
 batches = list(DataLoader(rows, batch_size=2, sampler=sampler))
 
 
@@ -48,7 +50,10 @@ kept: list[torch.Tensor] = []
 
 
 def targets(window: list[dict[str, torch.Tensor]]) -> float:
-    count = torch.tensor(float(sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in window)))
+    counted = [
+        batch["attention_mask"] if mistake == "prompts-counted" else batch["labels"][:, 1:] != -100 for batch in window
+    ]
+    count = torch.tensor(float(sum(int(each.sum()) for each in counted)))
     if world > 1:
         dist.all_reduce(count)
     return float(count)
