@@ -8,6 +8,7 @@ from dsaccum.report.figures import counted
 from dsaccum.watch.communication import judge_communication
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import judge_memory
+from dsaccum.watch.rows_fed import FedTwice, fed_twice, rows_text
 from dsaccum.watch.z_loss import z_fault
 
 State = tuple[str, str | None]
@@ -120,7 +121,8 @@ def _samples(judged: Judged) -> State:
     pair = repeated(judged)
     if pair:
         return "fail", f"micro-steps {pair[0]} and {pair[1]} were fed the same"
-    return "pass", None
+    rows = rows_twice(judged)
+    return ("fail", rows_text(rows)) if rows.wrong else ("pass", None)
 
 
 def _replicas(judged: Judged) -> State:
@@ -158,6 +160,12 @@ def sharing(judged: Judged) -> tuple[int, int] | None:
             if ranks[one].inputs and ranks[one].inputs[0] and ranks[one].inputs == ranks[other].inputs:
                 return one, other
     return None
+
+
+def rows_twice(judged: Judged) -> FedTwice:
+    """Single rows that came more than once."""
+    ranks = judged.window.ranks
+    return fed_twice([rank.row_prints for rank in ranks], [rank.calls for rank in ranks])
 
 
 def repeated(judged: Judged) -> tuple[int, int] | None:

@@ -18,13 +18,14 @@ from dsaccum.verification.measures.communication import REDUCED_EVERY_MICRO_STEP
 from dsaccum.verification.measures.memory import ACTIVATIONS_KEPT
 from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
-from dsaccum.watch.claims import claims_of, clips_inside, repeated, sharing, weighs
+from dsaccum.watch.claims import claims_of, clips_inside, repeated, rows_twice, sharing, weighs
 from dsaccum.watch.communication import reduced_early
 from dsaccum.watch.divisor import FIX as DIVISOR_FIX
 from dsaccum.watch.divisor import divisors
 from dsaccum.watch.fixes import Z_LOSS_FIX, fix_for
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_evidence
+from dsaccum.watch.rows_fed import rows_text
 from dsaccum.watch.z_loss import z_fault
 
 
@@ -136,6 +137,9 @@ def _seen(judged: Judged) -> list[Named]:
         found.append(Named(("ranks-share-data",), {"ranks": list(shared)}, f"ranks {shared[0]} and {shared[1]}"))
     elif pair := repeated(judged):
         found.append(Named(("samples-misplaced",), {"micro_steps": list(pair)}, f"micro-steps {pair[0]} and {pair[1]}"))
+    elif (rows := rows_twice(judged)).wrong:
+        shown = {"rows": rows.on_ranks, "of": rows.rows, "by_chance": rows.by_chance}
+        found.append(Named(("ranks-share-data",), shown, rows_text(rows)))
     tokens = judged.tokens
     if tokens is not None and tokens.misaligned:
         found.append(Named(("fields-misaligned",), {"rows": tokens.misaligned}))

@@ -43,6 +43,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 rows = Rows(args.rows or n * 5 * 2 * world, ragged=args.ragged, mask_padding=mistake != "padding-counted")
 sampler = DistributedSampler(rows, world, 0 if mistake == "same-data" else rank, shuffle=False)
 rows.labels[:, : args.prompt] = -100
+if mistake == "shuffled-apart":  # each rank draws from all rows
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(rank)).tolist()
+    rows, sampler = torch.utils.data.Subset(rows, order), None
 batches = list(DataLoader(rows, batch_size=2, sampler=sampler))
 
 
