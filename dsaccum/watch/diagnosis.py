@@ -22,7 +22,7 @@ from dsaccum.watch.claims import claims_of, clips_inside, repeated, rows_twice, 
 from dsaccum.watch.communication import reduced_early
 from dsaccum.watch.divisor import FIX as DIVISOR_FIX
 from dsaccum.watch.divisor import divisors
-from dsaccum.watch.fixes import Z_LOSS_FIX, fix_for
+from dsaccum.watch.fixes import NO_WEIGHTS_FIT, WEIGHTS_SAY, Z_LOSS_FIX, fix_for
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_evidence
 from dsaccum.watch.rows_fed import rows_text
@@ -86,7 +86,8 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     facts = judged.facts
     fix = named.fix or fix_for(identifier, facts.framework, facts.kind, advice.fix)
     if identifier == UNKNOWN and named.fix is None:
-        fix = "look at the weights above: they say which micro-batches count for what"
+        shown = any(check.explained for check in judged.weighting or judged.way)
+        fix = WEIGHTS_SAY if shown else NO_WEIGHTS_FIT
         if judged.window.ranks[0].micro_batches < judged.window.micro_steps:
             fix = "add the losses of a micro-step up and call backward once: of several, ZeRO 1 and 2 keep the last"
     return Cause(
@@ -115,31 +116,19 @@ def _who_divided(judged: Judged, identifier: str) -> str:
 
 def _seen(judged: Judged) -> list[Named]:
     """What needs no pattern."""
-    facts, window = judged.facts, judged.window
+    window = judged.window
     found = []
     if window.ranks[0].past_engine:
         found.append(Named(("step-inside-window",), {"after_micro_steps": window.ranks[0].past_engine}))
-    elif facts.accumulation_steps is not None and window.ranks[0].micro_batches != facts.accumulation_steps:
-        held = window.ranks[0].micro_batches
-        shown: dict[str, Any] = {
-            "micro_steps": held,
-            "configured": facts.accumulation_steps,
-            "engine_step_calls": window.ranks[0].step_calls,
-        }
-        detail = f"{held} micro-batches for one update, {facts.accumulation_steps} in the config"
-        if held > facts.accumulation_steps:
-            found.append(Named(("boundary-shifted",), shown, detail))
-        elif weighs(judged, held / facts.accumulation_steps):
-            found.append(Named(("short-window-full-divisor",), shown, detail))
-        elif not weighs(judged, 1.0):
-            found.append(Named(("step-inside-window",), shown, detail))
+    else:
+        found += _by_count(judged)
     if shared := sharing(judged):
         found.append(Named(("ranks-share-data",), {"ranks": list(shared)}, f"ranks {shared[0]} and {shared[1]}"))
     elif pair := repeated(judged):
         found.append(Named(("samples-misplaced",), {"micro_steps": list(pair)}, f"micro-steps {pair[0]} and {pair[1]}"))
     elif (rows := rows_twice(judged)).wrong:
-        shown = {"rows": rows.on_ranks, "of": rows.rows, "by_chance": rows.by_chance}
-        found.append(Named(("ranks-share-data",), shown, rows_text(rows)))
+        twice: dict[str, Any] = {"rows": rows.on_ranks, "of": rows.rows, "by_chance": rows.by_chance}
+        found.append(Named(("ranks-share-data",), twice, rows_text(rows)))
     tokens = judged.tokens
     if tokens is not None and tokens.misaligned:
         found.append(Named(("fields-misaligned",), {"rows": tokens.misaligned}))
@@ -150,6 +139,25 @@ def _seen(judged: Judged) -> list[Named]:
         shown = {"after_micro_steps": [clip.after for clip in inside], "limit": inside[0].limit}
         found.append(Named(("clipped-every-micro-step",), shown))
     return found
+
+
+def _by_count(judged: Judged) -> list[Named]:
+    """Another number of micro-batches than somebody was told."""
+    facts, first = judged.facts, judged.window.ranks[0]
+    held, due = first.micro_batches, facts.accumulation_steps
+    if due is None or held == due or (weighs(judged, 1.0) and held < due):
+        return []
+    shown: dict[str, Any] = {"micro_steps": held, "configured": due, "engine_step_calls": first.step_calls}
+    engine = facts.kind == "DeepSpeed"
+    says = f"{due} in the config" if engine else f"where {facts.framework} was told {due}"
+    detail = f"{held} micro-batches for one update, {says}"
+    if not engine and held == 1 and set(facts.earlier_windows) <= {1}:
+        return [Named(("step-inside-window",), shown, f"every update is of one micro-batch, {says}")]
+    if held < due and weighs(judged, held / due):
+        return [Named(("short-window-full-divisor",), shown, detail)]
+    if engine:
+        return [Named(("boundary-shifted" if held > due else "step-inside-window",), shown, detail)]
+    return []
 
 
 def _uneven_z_loss(judged: Judged, failed: dict[str, str]) -> list[Named]:

@@ -25,6 +25,7 @@ from dsaccum.watch.ranks import all_agree, decline, gathered, world_of
 from dsaccum.watch.recompute import recompute
 from dsaccum.watch.recording import Forward, Recorder
 from dsaccum.watch.rows_fed import RowPrints, prints_of
+from dsaccum.watch.told import with_told_steps
 from dsaccum.watch.window import Clip, RankWindow, RunFacts, WatchedWindow
 
 WHOLE_BYTES = 1 << 30
@@ -156,6 +157,7 @@ class Watching:
             values: parameters as the forward used them.
             extra: further fields of ``RankWindow``.
         """
+        facts = with_told_steps(facts)
         recorder = self.stop_recording()
         assert recorder is not None
         rank, size = world_of(self.group)
