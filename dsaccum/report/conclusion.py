@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from dsaccum.report.figures import counted
+from dsaccum.report.figures import counted, is_or_are
 from dsaccum.report.layout import RIGHT, WRONG, labelled, listed
 from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.records.record import Cause, ClaimState, VerifyRecord
@@ -45,7 +45,8 @@ def verdict_text(record: VerifyRecord) -> str:
     if record.verdict == "equivalent":
         return f"EQUIVALENT: {split} gave the update of one batch of {batch.total}"
     wrong = ", ".join(record.claims.which("fail"))
-    return f"NOT EQUIVALENT: {split} are not one batch of {batch.total}; wrong: {wrong}"
+    split = f"{split} {is_or_are(batch.accumulation_steps)}"
+    return f"NOT EQUIVALENT: {split} not one batch of {batch.total}; wrong: {wrong}"
 
 
 def _cause_lines(cause: Cause, number: int, causes: int, width: int) -> list[Text]:

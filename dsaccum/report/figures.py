@@ -12,6 +12,11 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
+def is_or_are(number: int) -> str:
+    """1 micro-batch is, 2 are."""
+    return "is" if number == 1 else "are"
+
+
 def scientific(number: float | None) -> str:
     """``2.1e-07``; zero is ``0``."""
     if number is None:

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from dsaccum.report.figures import against, counted, plain, ratio, scientific
+from dsaccum.report.figures import against, counted, is_or_are, plain, ratio, scientific
 from dsaccum.report.layout import RIGHT, WIDTH, WRONG, as_plain_text, labelled, listed, print_lines
 from dsaccum.report.resources import communication_lines, window_memory_lines
 from dsaccum.report.weight_matrix import weight_lines
@@ -201,7 +201,8 @@ def verdict_text(window: WindowRecord) -> str:
         return f"RIGHT: {split} gave the update of one batch of {batch.total} rows"
     if window.verdict == "not_equivalent":
         wrong = ", ".join(window.claims.which("fail"))
-        return f"WRONG: {split} are not one batch of {batch.total} rows; wrong: {wrong}"
+        split = f"{split} {is_or_are(batch.accumulation_steps)}"
+        return f"WRONG: {split} not one batch of {batch.total} rows; wrong: {wrong}"
     return "NONE: nothing that was looked at is wrong, but not all could be told"
 
 

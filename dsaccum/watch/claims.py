@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dsaccum.report.figures import counted
 from dsaccum.watch.communication import judge_communication
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import judge_memory
+from dsaccum.watch.rows_fed import FedTwice, fed_twice, rows_text
+from dsaccum.watch.z_loss import z_fault
 
 State = tuple[str, str | None]
 
@@ -32,7 +35,7 @@ def _weighting(judged: Judged) -> State:
         return "untested", judged.unreadable
     tokens = judged.tokens
     if tokens.misaligned:
-        return "fail", f"{tokens.misaligned} targets are not the inputs' next tokens"
+        return "fail", f"the targets of {counted(tokens.misaligned, 'row')} belong to other inputs"
     if tokens.on_padding[0]:
         count, share = tokens.on_padding
         return "fail", f"{count} positions of padding weigh {share:.3g} of the whole"
@@ -54,7 +57,7 @@ def _weighting(judged: Judged) -> State:
             return "fail", f"rank {rank}: " + (spread if even else total)
         if check.max_error is None:
             return "untested", check.recovered.reason
-    return "pass", None
+    return z_fault(tokens.z) or ("pass", None)
 
 
 def _gradient(judged: Judged) -> State:
@@ -80,11 +83,18 @@ def _boundary(judged: Judged) -> State:
         return "fail", f"the optimizer was stepped past the engine, first after micro-step {first.past_engine[0]}"
     if facts.accumulation_steps is None:
         return "not_applicable", "nobody says how many micro-batches make a window"
-    held = first.micro_batches
-    if held != facts.accumulation_steps and not (held < facts.accumulation_steps and weighs(judged, 1.0)):
+    held, due = first.micro_batches, facts.accumulation_steps
+    if held == due or (held < due and weighs(judged, 1.0)):
+        return "pass", None
+    if facts.kind == "DeepSpeed":
         calls = f", {first.step_calls} calls of engine.step" if first.step_calls is not None else ""
-        return "fail", f"{held} micro-steps led to this update, the config says {facts.accumulation_steps}{calls}"
-    return "pass", None
+        return "fail", f"{held} micro-steps led to this update, the config says {due}{calls}"
+    # Without an engine a micro-step is a backward pass, of which a micro-batch may have several; and the last window of
+    # an epoch may be short. Weights say whether that was reckoned with.
+    if weighs(judged, 1.0):
+        return "pass", None
+    told = f"{counted(held, 'micro-step')} led to this update, {facts.framework} was told {due}"
+    return ("fail" if held < due and judged.tokens is not None else "untested"), told
 
 
 def _clipping(judged: Judged) -> State:
@@ -118,7 +128,8 @@ def _samples(judged: Judged) -> State:
     pair = repeated(judged)
     if pair:
         return "fail", f"micro-steps {pair[0]} and {pair[1]} were fed the same"
-    return "pass", None
+    rows = rows_twice(judged)
+    return ("fail", rows_text(rows)) if rows.wrong else ("pass", None)
 
 
 def _replicas(judged: Judged) -> State:
@@ -156,6 +167,12 @@ def sharing(judged: Judged) -> tuple[int, int] | None:
             if ranks[one].inputs and ranks[one].inputs[0] and ranks[one].inputs == ranks[other].inputs:
                 return one, other
     return None
+
+
+def rows_twice(judged: Judged) -> FedTwice:
+    """Single rows that came more than once."""
+    ranks = judged.window.ranks
+    return fed_twice([rank.row_prints for rank in ranks], [rank.calls for rank in ranks])
 
 
 def repeated(judged: Judged) -> tuple[int, int] | None:

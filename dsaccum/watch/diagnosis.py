@@ -18,11 +18,15 @@ from dsaccum.verification.measures.communication import REDUCED_EVERY_MICRO_STEP
 from dsaccum.verification.measures.memory import ACTIVATIONS_KEPT
 from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
-from dsaccum.watch.claims import claims_of, clips_inside, repeated, sharing, weighs
+from dsaccum.watch.claims import claims_of, clips_inside, repeated, rows_twice, sharing, weighs
 from dsaccum.watch.communication import reduced_early
-from dsaccum.watch.fixes import fix_for
+from dsaccum.watch.divisor import FIX as DIVISOR_FIX
+from dsaccum.watch.divisor import divisors
+from dsaccum.watch.fixes import NO_WEIGHTS_FIT, WEIGHTS_SAY, Z_LOSS_FIX, fix_for
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_evidence
+from dsaccum.watch.rows_fed import rows_text
+from dsaccum.watch.z_loss import z_fault
 
 
 class Finding:
@@ -45,7 +49,7 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
         open_claims -= _EXPLAINED
     if any(named.candidates[0] == "clipped-every-micro-step" for named in found):
         open_claims.discard("clipping")
-    for look in (_one_step_windows, _short_windows, _by_weights):
+    for look in (_uneven_z_loss, _one_step_windows, _short_windows, _by_weights, _by_divisor):
         if open_claims & {"weighting", "gradient"}:
             named = look(judged, failed)
             if named:
@@ -80,18 +84,26 @@ _EXPLAINED = {"weighting", "gradient", "boundary", "samples", "replicas", "updat
 def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     advice = ADVICE[identifier]
     facts = judged.facts
-    fix = fix_for(identifier, facts.framework, facts.kind, advice.fix)
-    if identifier == UNKNOWN:
-        fix = "look at the weights above: they say which micro-batches count for what"
+    fix = named.fix or fix_for(identifier, facts.framework, facts.kind, advice.fix)
+    if identifier == UNKNOWN and named.fix is None:
+        shown = any(check.explained for check in judged.weighting or judged.way)
+        fix = WEIGHTS_SAY if shown else NO_WEIGHTS_FIT
         if judged.window.ranks[0].micro_batches < judged.window.micro_steps:
             fix = "add the losses of a micro-step up and call backward once: of several, ZeRO 1 and 2 keep the last"
     return Cause(
         id=identifier,
         confidence="certain" if len(named.candidates) == 1 and identifier != UNKNOWN else "ambiguous",
-        summary=advice.summary + (f" ({named.detail or _who_divided(judged, identifier)})").replace(" ()", ""),
+        summary=_summary(judged, named, identifier),
         evidence=named.evidence,
         fix=fix,
     )
+
+
+def _summary(judged: Judged, named: Named, identifier: str) -> str:
+    if identifier == UNKNOWN and named.detail:
+        return f"no known mistake, but {named.detail}"
+    detail = named.detail or _who_divided(judged, identifier)
+    return ADVICE[identifier].summary + (f" ({detail})" if detail else "")
 
 
 def _who_divided(judged: Judged, identifier: str) -> str:
@@ -104,31 +116,22 @@ def _who_divided(judged: Judged, identifier: str) -> str:
 
 def _seen(judged: Judged) -> list[Named]:
     """What needs no pattern."""
-    facts, window = judged.facts, judged.window
+    window = judged.window
     found = []
     if window.ranks[0].past_engine:
         found.append(Named(("step-inside-window",), {"after_micro_steps": window.ranks[0].past_engine}))
-    elif facts.accumulation_steps is not None and window.ranks[0].micro_batches != facts.accumulation_steps:
-        held = window.ranks[0].micro_batches
-        shown: dict[str, Any] = {
-            "micro_steps": held,
-            "configured": facts.accumulation_steps,
-            "engine_step_calls": window.ranks[0].step_calls,
-        }
-        detail = f"{held} micro-batches for one update, {facts.accumulation_steps} in the config"
-        if held > facts.accumulation_steps:
-            found.append(Named(("boundary-shifted",), shown, detail))
-        elif weighs(judged, held / facts.accumulation_steps):
-            found.append(Named(("short-window-full-divisor",), shown, detail))
-        elif not weighs(judged, 1.0):
-            found.append(Named(("step-inside-window",), shown, detail))
+    else:
+        found += _by_count(judged)
     if shared := sharing(judged):
         found.append(Named(("ranks-share-data",), {"ranks": list(shared)}, f"ranks {shared[0]} and {shared[1]}"))
     elif pair := repeated(judged):
         found.append(Named(("samples-misplaced",), {"micro_steps": list(pair)}, f"micro-steps {pair[0]} and {pair[1]}"))
+    elif (rows := rows_twice(judged)).wrong:
+        twice: dict[str, Any] = {"rows": rows.on_ranks, "of": rows.rows, "by_chance": rows.by_chance}
+        found.append(Named(("ranks-share-data",), twice, rows_text(rows)))
     tokens = judged.tokens
     if tokens is not None and tokens.misaligned:
-        found.append(Named(("fields-misaligned",), {"tokens": tokens.misaligned}))
+        found.append(Named(("fields-misaligned",), {"rows": tokens.misaligned}))
     elif tokens is not None and tokens.on_padding[0]:
         count, share = tokens.on_padding
         found.append(Named(("padding-counted",), {"tokens": count, "share": share}, f"{share:.0%} of the whole weight"))
@@ -136,6 +139,37 @@ def _seen(judged: Judged) -> list[Named]:
         shown = {"after_micro_steps": [clip.after for clip in inside], "limit": inside[0].limit}
         found.append(Named(("clipped-every-micro-step",), shown))
     return found
+
+
+def _by_count(judged: Judged) -> list[Named]:
+    """Another number of micro-batches than somebody was told."""
+    facts, first = judged.facts, judged.window.ranks[0]
+    held, due = first.micro_batches, facts.accumulation_steps
+    if due is None or held == due or (weighs(judged, 1.0) and held < due):
+        return []
+    shown: dict[str, Any] = {"micro_steps": held, "configured": due, "engine_step_calls": first.step_calls}
+    engine = facts.kind == "DeepSpeed"
+    says = f"{due} in the config" if engine else f"where {facts.framework} was told {due}"
+    detail = f"{held} micro-batches for one update, {says}"
+    if not engine and held == 1 and set(facts.earlier_windows) <= {1}:
+        return [Named(("step-inside-window",), shown, f"every update is of one micro-batch, {says}")]
+    if held < due and weighs(judged, held / due):
+        return [Named(("short-window-full-divisor",), shown, detail)]
+    if engine:
+        return [Named(("boundary-shifted" if held > due else "step-inside-window",), shown, detail)]
+    return []
+
+
+def _uneven_z_loss(judged: Judged, failed: dict[str, str]) -> list[Named]:
+    """The cross entropy weighs as is due, and the z-loss beside it does not."""
+    tokens, checks = judged.tokens, judged.weighting or []
+    if "weighting" not in failed or tokens is None or not all(check.weights_right for check in checks):
+        return []
+    if (fault := z_fault(tokens.z)) is None or fault[0] != "fail":
+        return []
+    shown = {"z_loss": [each.coefficient for each in tokens.z]}
+    identifier = "mean-of-means" if tokens.z_means else UNKNOWN
+    return [Named((identifier,), shown, "in the z-loss: the cross entropy weighs as is due", fix=Z_LOSS_FIX)]
 
 
 def _one_step_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
@@ -175,6 +209,20 @@ def _by_weights(judged: Judged, failed: dict[str, str]) -> list[Named]:
     if "gradient" in failed:
         return gradient_causes(_evidence(judged, judged.way, judged.way_truth))
     return []
+
+
+def _by_divisor(judged: Judged, failed: dict[str, str]) -> list[Named]:
+    """No mistake that is known: then what was it divided by?"""
+    if "weighting" not in failed or judged.weighting is None or judged.tokens is None:
+        return []
+    readings = [each for rank in judged.window.ranks for each in rank.tokens if each is not None]
+    found = divisors(judged.tokens, readings, judged.weighting[0].tolerance)
+    if not found:
+        return []
+    divisor = next(iter(found.values()))
+    which = " and ".join(found)
+    detail = f"the token losses are divided by {divisor}, which is {which}; {judged.tokens.due} of them are targets"
+    return [Named((UNKNOWN,), {"divided_by": found, "targets": judged.tokens.due}, detail, fix=DIVISOR_FIX)]
 
 
 def _evidence(judged: Judged, checks: list[GradientCheck], truth: WindowTruth) -> CaseEvidence:

@@ -10,7 +10,32 @@ _SUM_OF_TOKENS = (
     "sum the token losses (reduction='sum') and divide by the target tokens of the whole window on all ranks"
 )
 
+Z_LOSS_FIX = (
+    "sum the z-loss over tokens, and divide it by what the cross entropy is divided by: in Trainer num_items_in_batch, "
+    "else the target tokens of the whole window"
+)
+WEIGHTS_SAY = "look at the weights above: they say which micro-batches count for what"
+NO_WEIGHTS_FIT = (
+    "the gradient is no weighted sum of the micro-batches' own: look for parameters or buffers that change within the "
+    "window (weights swapped for an evaluation), gradients changed by hand, or what an earlier window left in them"
+)
+_NUM_ITEMS = (
+    "use num_items_in_batch in compute_loss, for which Trainer does not divide: cross_entropy(..., reduction='sum') / "
+    "num_items_in_batch, on several ranks times self.accelerator.num_processes"
+)
+
+
+def _times_world_size(who: str, world: str) -> str:
+    return (
+        f"multiply the loss by {world}: {who} averages over the ranks, so that a count of all ranks' targets is "
+        "divided by once too often; where the script divides by the number of ranks itself, take that out"
+    )
+
+
 _TRAINER = {
+    "loss-not-scaled": _NUM_ITEMS,
+    "mean-of-means": _NUM_ITEMS,
+    "ranks-averaged-twice": _times_world_size("Trainer", "self.accelerator.num_processes"),
     "targets-counted-before-shift": "transformers' Trainer counts labels != -100 before the causal shift for models "
     "such as GPT-2; labels[:, 0] = -100 in the collator changes no loss and makes both counts equal; or give Trainer "
     "a compute_loss_func that counts labels[:, 1:]",
@@ -19,6 +44,9 @@ _TRAINER = {
     "padding-counted": f"{_MASK_PADDING}, in the collator; DataCollatorForLanguageModeling does so for the pad token",
 }
 _ACCELERATE = {
+    "step-inside-window": "let the optimizer go through accelerator.prepare(): only then its step() and zero_grad() "
+    "wait for the window's last micro-batch; and run each in accelerator.accumulate(model)",
+    "ranks-averaged-twice": _times_world_size("Accelerate", "accelerator.num_processes"),
     "loss-scaled-twice": "accelerator.backward divides already: take loss / N out of the script. If nothing there "
     f"divides: {_DEEPSPEED_DIVIDES_TWICE}",
     "mean-of-means": f"{_SUM_OF_TOKENS} (accelerator.gather); multiply by the accumulation steps and the number of "
@@ -26,12 +54,14 @@ _ACCELERATE = {
     "padding-counted": _MASK_PADDING,
 }
 _DEEPSPEED = {
+    "ranks-averaged-twice": _times_world_size("DeepSpeed", "the world size"),
     "padding-counted": _MASK_PADDING,
     "optimizer-count-offset": "bf16 at ZeRO 0: DeepSpeed makes an empty optimizer step at start; use ZeRO 1",
     "ranks-share-data": "give each rank its own part: DistributedSampler(dataset) with rank and world size, or give "
     "deepspeed.initialize the dataset as training_data",
 }
 _BARE = {
+    "ranks-averaged-twice": _times_world_size("DDP", "the world size"),
     "loss-scaled-twice": "divide the loss by N once: take one loss / N out of the loop",
     "loss-not-scaled": "divide the loss by the number of micro-batches: (loss / N).backward()",
     "only-last-micro-batch": "delete zero_grad() from the micro-step: clear gradients once, after optimizer.step()",

@@ -23,11 +23,14 @@ from dsaccum.verification.records.watch import (
     WatchedRecord,
     WindowRecord,
 )
+from dsaccum.watch.claims import rows_twice
 from dsaccum.watch.communication import communication_notes, communication_record
 from dsaccum.watch.diagnosis import Finding
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_record
+from dsaccum.watch.rows_fed import rows_notes
 from dsaccum.watch.window_truth import Matrix
+from dsaccum.watch.z_loss import z_note
 
 
 def describe_window(judged: Judged) -> WindowRecord:
@@ -47,13 +50,15 @@ def describe_window(judged: Judged) -> WindowRecord:
         truth=judged.window.ranks[0].truth,
         communication=communication_record(judged.window),
         memory=memory_record(judged.window),
-        notes=_notes(judged),
+        notes=_notes(judged, finding),
     )
 
 
-def _notes(judged: Judged) -> list[str]:
+def _notes(judged: Judged, finding: Finding) -> list[str]:
     own = [note for rank in judged.window.ranks for note in rank.notes]
-    return list(dict.fromkeys([*own, *communication_notes(judged.window)]))
+    of_tokens = z_note(judged.tokens.z) if judged.tokens is not None else []
+    of_rows = [] if finding.claims.samples == "fail" else rows_notes(rows_twice(judged))
+    return list(dict.fromkeys([*own, *of_tokens, *of_rows, *communication_notes(judged.window)]))
 
 
 def describe_subject(judged: Judged, windows: Sequence[WindowRecord]) -> WatchedRecord:

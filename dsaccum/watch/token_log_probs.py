@@ -40,6 +40,7 @@ def read_log_probs(values: Tensor, gradient: Tensor, keywords: Mapping[str, Any]
         due=int(asked.sum()),
         before_shift=int((given != -100).sum()) if isinstance(given, Tensor) else int(real.sum()) + len(values),
         positions=counts.numel(),
+        attended=_attended(keywords.get("attention_mask")),
         rows=int(asked.any(dim=-1).sum()),
         all_rows=len(values),
         tolerance=torch.finfo(gradient.dtype).eps / 2,
@@ -56,3 +57,7 @@ def _aligned(field: Any, shape: torch.Size) -> Tensor | None:
         return None
     moved = field[:, 1:] if field.shape[1] == shape[1] + 1 else field
     return moved.cpu() if moved.shape == shape else None
+
+
+def _attended(mask: Any) -> tuple[int, int]:
+    return (int(mask.sum()), int(mask[:, 1:].sum())) if isinstance(mask, Tensor) and mask.dim() == 2 else (0, 0)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dsaccum.watch.alignment import rows_misaligned
 from dsaccum.watch.tokens import TokenReading
+from dsaccum.watch.z_loss import ZReading, is_mean_of_means
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,12 @@ class Tokens:
         uneven: micro-batches whose own tokens weigh differently, as (micro-step, rank).
         unweighted: that are due and have no weight.
         uncalled: that have one and are not due.
-        misaligned: whose target is not the next token.
+        misaligned: rows whose targets belong to others.
         remainder: the largest part of a token's gradient that is no cross entropy.
         tolerance: for a token's weight, relative.
         kind: of loss.
+        z: the z-loss of each micro-batch with targets.
+        z_means: each micro-batch's z-loss weighs the same, whatever it holds.
         histogram: (upper edge, how many) of the weights, over what is due.
     """
 
@@ -41,6 +45,8 @@ class Tokens:
     remainder: float
     tolerance: float
     kind: str
+    z: list[ZReading] = field(default_factory=list)
+    z_means: bool = False
     histogram: list[tuple[float | None, int]] = field(default_factory=list)
 
     @property
@@ -75,7 +81,11 @@ def token_weights(readings: list[list[TokenReading]], passing: list[list[float |
             if own and max(own) - min(own) > 2 * 2 * tolerance * max(map(abs, own)):
                 uneven.append((k + 1, r))
     due = sum(each.due for each in flat)
+    held = [each for each in flat if each.weights]
+    per_token = [each.sum / len(each.weights) for each in held]
     return Tokens(
+        z=[each.z for each in held],
+        z_means=is_mean_of_means([each.z for each in held], [each.due for each in held], per_token),
         histogram=_histogram([w * due for w in weights]),
         due=due,
         total=total,
@@ -85,7 +95,7 @@ def token_weights(readings: list[list[TokenReading]], passing: list[list[float |
         uneven=uneven,
         unweighted=sum(each.unweighted for each in flat),
         uncalled=sum(each.uncalled for each in flat),
-        misaligned=sum(each.misaligned for each in flat),
+        misaligned=rows_misaligned([one for each in flat for one in each.alignments]),
         remainder=max(each.remainder for each in flat),
         tolerance=tolerance,
         kind=flat[0].kind,

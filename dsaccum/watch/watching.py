@@ -24,6 +24,8 @@ from dsaccum.watch.outputs import tensors_in
 from dsaccum.watch.ranks import all_agree, decline, gathered, world_of
 from dsaccum.watch.recompute import recompute
 from dsaccum.watch.recording import Forward, Recorder
+from dsaccum.watch.rows_fed import RowPrints, prints_of
+from dsaccum.watch.told import with_told_steps
 from dsaccum.watch.window import Clip, RankWindow, RunFacts, WatchedWindow
 
 WHOLE_BYTES = 1 << 30
@@ -155,6 +157,7 @@ class Watching:
             values: parameters as the forward used them.
             extra: further fields of ``RankWindow``.
         """
+        facts = with_told_steps(facts)
         recorder = self.stop_recording()
         assert recorder is not None
         rank, size = world_of(self.group)
@@ -207,6 +210,7 @@ class Watching:
             seeds=[_seed(forwards) for forwards in micro_steps],
             gradient=sketch(gradient),
             inputs=[_inputs(forwards) for forwards in micro_steps],
+            row_prints=[_row_prints(forwards) for forwards in micro_steps],
             rows=[_rows(forwards) for forwards in micro_steps],
             shapes=[tuple(tuple(t.shape) for t in _given(forwards)) for forwards in micro_steps],
             input_bytes=[sum(t.numel() * t.element_size() for t in _given(forwards)) for forwards in micro_steps],
@@ -245,6 +249,10 @@ def _seed(forwards: Sequence[Forward]) -> float | None:
 
 def _inputs(forwards: Sequence[Forward]) -> tuple[int, ...]:
     return tuple(checksum(tensor) for tensor in _given(forwards) if tensor.dim() > 0 and tensor.numel() > 1)
+
+
+def _row_prints(forwards: Sequence[Forward]) -> RowPrints:
+    return tuple(each for forward in forwards for each in prints_of(forward.arguments, forward.keywords))
 
 
 def _rows(forwards: Sequence[Forward]) -> int:

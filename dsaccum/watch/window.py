@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dsaccum.verification.subject.capture import OptimizerStep
 from dsaccum.watch.measuring import Measured
+from dsaccum.watch.rows_fed import RowPrints
 from dsaccum.watch.tokens import TokenReading
 
 Vectors = dict[str, Tensor]
@@ -83,6 +84,7 @@ class RankWindow:
         engine: what the engine multiplied by between the script's loss and the module's outputs.
         gradient: what the optimizer was about to get, sketched.
         inputs: a checksum of each tensor that a micro-step's forwards were given.
+        row_prints: of each micro-step's rows.
         rows: of each micro-step.
         shapes: of the tensors that each micro-step's forwards were given.
         input_bytes: of all these.
@@ -105,6 +107,7 @@ class RankWindow:
     engine: list[float] = field(default_factory=list)
     gradient: Vectors = field(default_factory=dict)
     inputs: list[tuple[int, ...]] = field(default_factory=list)
+    row_prints: list[RowPrints] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     shapes: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
     input_bytes: list[int] = field(default_factory=list)

@@ -100,6 +100,43 @@ def test_trainer_counts_a_gpt2s_targets_before_the_shift(one_rank: object, stage
     assert mended.token_weights.targets == window.token_weights.targets
 
 
+@pytest.mark.parametrize(
+    ("words", "cause", "in_fix", "in_summary"),
+    [
+        (["trainer", "--mistake", "ignores-num-items"], "loss-not-scaled", "num_items_in_batch", ""),
+        (["accelerate_loop", "--mistake", "unprepared"], "step-inside-window", "prepare()", "Accelerate was told"),
+    ],
+)
+def test_fixes_are_in_terms_of_the_framework(
+    one_rank: object, words: list[str], cause: str, in_fix: str, in_summary: str
+) -> None:
+    window = only_window(watched(*words))
+    assert [(each.id, each.confidence) for each in window.causes] == [(cause, "certain")]
+    assert in_fix in window.causes[0].fix
+    assert in_summary in window.causes[0].summary
+    assert window.effective_batch.configured_accumulation_steps == 4
+
+
+@pytest.mark.parametrize("words", [["trainer"], ["accelerate_loop"]])
+def test_frameworks_say_how_many_micro_batches_make_a_window(one_rank: object, words: list[str]) -> None:
+    assert only_window(watched(*words)).claims.boundary == "pass"
+    assert only_window(watched("plain_loop")).claims.boundary == "not_applicable"  # nobody does
+
+
+def test_a_divisor_that_counts_prompts_is_recognised(one_rank: object) -> None:
+    """No mistake with a name of its own: the divisor is found among what can be counted."""
+    words = ["plain_loop", "--ragged", "--loss", "tokens", "--prompt", "3"]
+    right = only_window(watched(*words))
+    assert right.verdict == "equivalent", right.reasons
+    wrong = only_window(watched(*words, "--mistake", "prompts-counted"))
+    [cause] = wrong.causes
+    targets, weight = wrong.token_weights.targets, wrong.token_weights.sum
+    assert targets == right.token_weights.targets
+    assert weight is not None
+    assert cause.evidence["divided_by"] == {"the sum of attention_mask in the window": round(targets / weight)}
+    assert "attention_mask" in cause.summary
+
+
 def test_two_engines_are_judged_each_by_itself(one_rank: object) -> None:
     """The actor has two forwards in each micro-step, the critic no tokens but rows; only the critic is wrong."""
     right = watched("two_engines", "--stage", "0")

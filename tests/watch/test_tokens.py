@@ -48,7 +48,6 @@ def test_every_token_of_a_mean_weighs_the_same() -> None:
     assert reading.weights == pytest.approx([1 / due] * due, rel=1e-12)
     assert reading.shifted
     assert not reading.padding
-    assert not reading.misaligned
 
 
 @pytest.mark.parametrize(
@@ -81,14 +80,6 @@ def test_padding_that_counts_is_told_apart() -> None:
     reading = read(shifted_mean, fields)
     assert len(reading.padding) == 3
     assert len(reading.weights) == reading.due == ROWS * (LENGTH - 1) - 3
-
-
-def test_labels_of_other_rows_are_misaligned() -> None:
-    fields = batch()
-    wrong = fields["labels"].clone()
-    wrong[0, 3] = (wrong[0, 3] + 1) % VOCABULARY
-    assert read(lambda logits, _: shifted_mean(logits, wrong), fields).misaligned == 1
-    assert read(shifted_mean, fields).misaligned == 0
 
 
 def test_label_smoothing_and_z_loss_are_told() -> None:

@@ -34,7 +34,10 @@ accelerator = Accelerator(gradient_accumulation_steps=4, deepspeed_plugin=plugin
 model = gpt2()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(Rows(40, ragged=args.ragged, mask_padding=mistake != "padding-counted"), batch_size=2)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+if mistake == "unprepared":
+    model, loader = accelerator.prepare(model, loader)
+else:
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 for batch in loader:
     with accelerator.accumulate(model):

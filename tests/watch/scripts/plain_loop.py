@@ -16,10 +16,12 @@ parser.add_argument("--accumulate", type=int, default=4)
 parser.add_argument("--no-sync", action="store_true")
 parser.add_argument("--ragged", action="store_true")
 parser.add_argument("--loss", choices=["model", "tokens"], default="model")
+parser.add_argument("--z-loss", type=float, default=0.0, help="with --loss tokens")
 parser.add_argument("--rows", type=int, default=0, help="of an epoch; 0: enough for all updates")
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--checkpointing", action="store_true")
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--prompt", type=int, default=0, help="first tokens of each row without a label")
 parser.add_argument("--mistake", default="")
 parser.add_argument("--save", default="")
 args = parser.parse_args()
@@ -40,6 +42,10 @@ if world > 1:
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 rows = Rows(args.rows or n * 5 * 2 * world, ragged=args.ragged, mask_padding=mistake != "padding-counted")
 sampler = DistributedSampler(rows, world, 0 if mistake == "same-data" else rank, shuffle=False)
+rows.labels[:, : args.prompt] = -100
+if mistake == "shuffled-apart":  # each rank draws from all rows
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(rank)).tolist()
+    rows, sampler = torch.utils.data.Subset(rows, order), None
 batches = list(DataLoader(rows, batch_size=2, sampler=sampler))
 
 
@@ -47,7 +53,10 @@ kept: list[torch.Tensor] = []
 
 
 def targets(window: list[dict[str, torch.Tensor]]) -> float:
-    count = torch.tensor(float(sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in window)))
+    counted = [
+        batch["attention_mask"] if mistake == "prompts-counted" else batch["labels"][:, 1:] != -100 for batch in window
+    ]
+    count = torch.tensor(float(sum(int(each.sum()) for each in counted)))
     if world > 1:
         dist.all_reduce(count)
     return float(count)
@@ -72,6 +81,10 @@ for _ in range(1 if not args.rows else 3):
                     labels = batch.pop("labels")
                     logits = model(**batch).logits[:, :-1].flatten(0, 1)
                     loss = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") * world / total
+                    if args.z_loss:
+                        squares = args.z_loss * logits.logsumexp(-1)[labels[:, 1:].flatten() != -100].square()
+                        by_means = mistake == "z-loss-mean"
+                        loss = loss + (squares.mean() / n if by_means else squares.sum() * world / total)
                 else:
                     output = model(**batch)
                     if mistake == "keep-logits":

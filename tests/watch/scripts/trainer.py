@@ -44,6 +44,13 @@ class MeanOfMeans(Trainer):
         return loss if num_items_in_batch is None else loss / self.args.gradient_accumulation_steps
 
 
+class IgnoresNumItems(Trainer):
+    """Its signature says that it divides by num_items_in_batch."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **keywords):
+        return model(**inputs).loss
+
+
 class InTheMiddle(TrainerCallback):
     def on_substep_end(self, arguments, state, control, model=None, optimizer=None, **_):
         if args.mistake == "zero-grad":
@@ -57,7 +64,8 @@ if args.stage >= 0:
 model = gpt2() if args.model == "gpt2" else llama()
 if args.lora:
     LoraLinear.put_into(model)
-kind = {"divided-twice": DividesAgain, "mean-of-means": MeanOfMeans}.get(args.mistake, Trainer)
+kinds = {"divided-twice": DividesAgain, "mean-of-means": MeanOfMeans, "ignores-num-items": IgnoresNumItems}
+kind = kinds.get(args.mistake, Trainer)
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         output_dir=folder,
