@@ -70,6 +70,11 @@ def _gradient(judged: Judged) -> State:
         if check.off and worst is not None:
             return "fail", f"rank {rank}: {worst.name} is off by {worst.error:.2g}, bound {worst.bound:.2g}"
         return "untested", check.recovered.reason
+    if judged.factor is not None and judged.tokens is None:
+        return "untested", (
+            f"after backward everything was multiplied by {judged.factor:.4g}; without tokens to read, nobody can say "
+            "whether that is due"
+        )
     return "pass", None
 
 
