@@ -19,6 +19,7 @@ from dsaccum.verification.measures.memory import ACTIVATIONS_KEPT
 from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
 from dsaccum.watch.claims import claims_of, clips_inside, repeated, sharing, weighs
+from dsaccum.watch.clipping_advice import SUMMARY, clipping_mismatch
 from dsaccum.watch.communication import reduced_early
 from dsaccum.watch.fixes import fix_for
 from dsaccum.watch.judge import Judged
@@ -57,7 +58,7 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
         found.append(Named(("ranks-drift-apart",), {}, failed["replicas"]))
         open_claims.discard("replicas")
     if "clipping" in open_claims:
-        found.append(Named(("clipping-mismatch",), {}, failed["clipping"]))
+        found.append(clipping_mismatch(judged, failed["clipping"]))
         open_claims -= {"clipping", "update"}
     if "update" in open_claims and judged.count_offset is not None:
         found.append(Named(("optimizer-count-offset",), {"ahead_by": judged.count_offset}))
@@ -80,7 +81,8 @@ _EXPLAINED = {"weighting", "gradient", "boundary", "samples", "replicas", "updat
 def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     advice = ADVICE[identifier]
     facts = judged.facts
-    fix = fix_for(identifier, facts.framework, facts.kind, advice.fix)
+    fix = named.fix or fix_for(identifier, facts.framework, facts.kind, advice.fix)
+    summary = SUMMARY if identifier == "clipping-mismatch" and facts.zero_stage is None else advice.summary
     if identifier == UNKNOWN:
         fix = "look at the weights above: they say which micro-batches count for what"
         if judged.window.ranks[0].micro_batches < judged.window.micro_steps:
@@ -88,7 +90,7 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     return Cause(
         id=identifier,
         confidence="certain" if len(named.candidates) == 1 and identifier != UNKNOWN else "ambiguous",
-        summary=advice.summary + (f" ({named.detail or _who_divided(judged, identifier)})").replace(" ()", ""),
+        summary=summary + (f" ({named.detail or _who_divided(judged, identifier)})").replace(" ()", ""),
         evidence=named.evidence,
         fix=fix,
     )

@@ -10,7 +10,10 @@ _SUM_OF_TOKENS = (
     "sum the token losses (reduction='sum') and divide by the target tokens of the whole window on all ranks"
 )
 
+_CLIP_ONCE = "once, after the window's last backward and before optimizer.step(), over all that the optimizers step"
+
 _TRAINER = {
+    "clipping-mismatch": "leave clipping to Trainer: max_grad_norm in TrainingArguments, and none in code of yours",
     "targets-counted-before-shift": "transformers' Trainer counts labels != -100 before the causal shift for models "
     "such as GPT-2; labels[:, 0] = -100 in the collator changes no loss and makes both counts equal; or give Trainer "
     "a compute_loss_func that counts labels[:, 1:]",
@@ -19,6 +22,7 @@ _TRAINER = {
     "padding-counted": f"{_MASK_PADDING}, in the collator; DataCollatorForLanguageModeling does so for the pad token",
 }
 _ACCELERATE = {
+    "clipping-mismatch": f"call accelerator.clip_grad_norm_ where accelerator.sync_gradients is true: {_CLIP_ONCE}",
     "loss-scaled-twice": "accelerator.backward divides already: take loss / N out of the script. If nothing there "
     f"divides: {_DEEPSPEED_DIVIDES_TWICE}",
     "mean-of-means": f"{_SUM_OF_TOKENS} (accelerator.gather); multiply by the accumulation steps and the number of "
@@ -32,6 +36,7 @@ _DEEPSPEED = {
     "deepspeed.initialize the dataset as training_data",
 }
 _BARE = {
+    "clipping-mismatch": f"call clip_grad_norm_ {_CLIP_ONCE}",
     "loss-scaled-twice": "divide the loss by N once: take one loss / N out of the loop",
     "loss-not-scaled": "divide the loss by the number of micro-batches: (loss / N).backward()",
     "only-last-micro-batch": "delete zero_grad() from the micro-step: clear gradients once, after optimizer.step()",
@@ -56,7 +61,8 @@ _FIXES = {
 
 def fix_for(identifier: str, framework: str, kind: str, general: str) -> str:
     """By who drives the run, else by its kind, else the general one."""
-    for who in (framework, kind.partition(",")[0]):
+    who_clips = identifier == "clipping-mismatch" and kind == "DeepSpeed"
+    for who in () if who_clips else (framework, kind.partition(",")[0]):
         if identifier in _FIXES.get(who, {}):
             return _FIXES[who][identifier]
     return general

@@ -24,7 +24,7 @@ from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.comparison.truth import WindowTruth
 from dsaccum.verification.comparison.update_check import SawCheck, UpdateCheck
 from dsaccum.watch.common_factor import common_factor
-from dsaccum.watch.optimizer_rule import check_optimizer, passes_with
+from dsaccum.watch.optimizer_rule import check_optimizer, clipped, passes_with
 from dsaccum.watch.token_weights import Tokens, token_weights
 from dsaccum.watch.tokens import TokenReading
 from dsaccum.watch.window import RunFacts, Vectors, WatchedWindow
@@ -129,10 +129,14 @@ def judge(window: WatchedWindow) -> Judged:
         tokens = token_weights(cast(list[list[TokenReading]], readings), passing[0], world)
         # a_i is read off the logits' gradients, each rounded.
         weighting = [replace(check, tolerance=check.tolerance + tokens.tolerance) for check in weighting]
-    saw, update, reason = check_optimizer(ranks[0].step, facts, facts.updates_before)
+    by_script = ranks[0].coefficients
+    stepped, rule_facts = clipped(ranks[0].step, by_script), facts
+    if by_script is not None:
+        rule_facts = replace(facts, clipping=0.0)  # it is done
+    saw, update, reason = check_optimizer(stepped, rule_facts, facts.updates_before)
     count_offset = None
     if update is not None and not update.passed:
-        count_offset = next((off for off in (1, -1, 2) if passes_with(ranks[0].step, facts, off)), None)
+        count_offset = next((off for off in (1, -1, 2) if passes_with(stepped, rule_facts, off)), None)
     return Judged(
         window=window,
         counts=counts,

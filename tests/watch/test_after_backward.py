@@ -55,3 +55,15 @@ def test_without_tokens_a_factor_is_told_and_not_judged(one_rank: object) -> Non
     lost = only_window(watched("after_backward", "--loss", "squares", "--mistake", "cleared"))
     assert lost.claims.gradient == "fail"
     assert [each.id for each in lost.causes] != ["ranks-not-reduced"]
+
+
+@pytest.mark.parametrize(("how", "said"), [("tokens", "divide the gradients before"), ("scaler", "scaler.unscale_")])
+def test_clipping_what_is_not_yet_normalised_is_named(one_rank: object, how: str, said: str) -> None:
+    """The limit acts on another gradient than the optimizer's; with a limit that acts on neither, nothing is wrong."""
+    window = only_window(watched("after_backward", "--how", how, "--clip", "0.05", "--mistake", "clipped-first"))
+    assert window.claims.which("fail") == ["clipping"], window.reasons
+    assert [(each.id, each.confidence) for each in window.causes] == [("clipping-mismatch", "certain")]
+    assert said in window.causes[0].fix
+    assert window.token_weights.sum == pytest.approx(1.0, rel=1e-5)
+    loose = only_window(watched("after_backward", "--how", how, "--clip", "1e9", "--mistake", "clipped-first"))
+    assert loose.verdict == "equivalent", loose.reasons
