@@ -22,6 +22,7 @@ from dsaccum.watch.claims import claims_of, clips_inside, repeated, sharing, wei
 from dsaccum.watch.clipping_advice import SUMMARY, clipping_mismatch
 from dsaccum.watch.communication import reduced_early
 from dsaccum.watch.fixes import fix_for
+from dsaccum.watch.inside_window import seen_inside
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_evidence
 
@@ -42,6 +43,8 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
         return []
     found = _seen(judged)
     open_claims = set(failed)
+    if not found and open_claims & {"weighting", "gradient"}:
+        found = seen_inside(judged)
     if found:
         open_claims -= _EXPLAINED
     if any(named.candidates[0] == "clipped-every-micro-step" for named in found):
@@ -83,7 +86,7 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
     facts = judged.facts
     fix = named.fix or fix_for(identifier, facts.framework, facts.kind, advice.fix)
     summary = SUMMARY if identifier == "clipping-mismatch" and facts.zero_stage is None else advice.summary
-    if identifier == UNKNOWN:
+    if identifier == UNKNOWN and named.fix is None:
         fix = "look at the weights above: they say which micro-batches count for what"
         if judged.window.ranks[0].micro_batches < judged.window.micro_steps:
             fix = "add the losses of a micro-step up and call backward once: of several, ZeRO 1 and 2 keep the last"

@@ -216,6 +216,8 @@ class Watching:
             calls=list(recorder.calls),
             clips=list(self.clips),
             past_engine=list(self.past_engine),
+            changed=recorder.changed,
+            left_over=[name for name in recorder.left_over if name in shapes],
             step=self._portable(observed, len(micro_steps)) if rank == 0 else None,
             **{**extra, "notes": [*extra.get("notes", []), *([] if fits else [SKETCHED])]},
         )

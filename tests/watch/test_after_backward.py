@@ -6,9 +6,11 @@ covered: fp16, whose scaler skips steps.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.watch.running import only_window, watched
+from tests.watch.running import on_ranks, only_window, watched
 
 RIGHT = {
     "divided by tokens": ["--how", "tokens"],
@@ -67,3 +69,21 @@ def test_clipping_what_is_not_yet_normalised_is_named(one_rank: object, how: str
     assert window.token_weights.sum == pytest.approx(1.0, rel=1e-5)
     loose = only_window(watched("after_backward", "--how", how, "--clip", "1e9", "--mistake", "clipped-first"))
     assert loose.verdict == "equivalent", loose.reasons
+
+
+def test_parameters_that_change_inside_the_window_are_told(one_rank: object) -> None:
+    """Written through ``.data``, which counts no version up; put back at once, they are the same."""
+    window = only_window(watched("after_backward", "--mistake", "swapped"))
+    assert window.verdict == "not_equivalent"
+    [cause] = window.causes
+    assert (cause.id, cause.evidence["micro_step"]) == ("unknown-difference", 3)
+    assert "micro-step 3 ran with another transformer.wte.weight" in cause.summary
+    right = only_window(watched("after_backward", "--mistake", "swapped-back"))
+    assert right.verdict == "equivalent", right.reasons
+
+
+def test_a_step_after_the_one_that_reduces_is_named(tmp_path: Path) -> None:
+    right, late = on_ranks(2, [["late_step"], ["late_step", "--late", "1"]], tmp_path)
+    assert only_window(right).verdict == "equivalent", only_window(right).reasons
+    [cause] = only_window(late).causes
+    assert (cause.id, cause.confidence, cause.evidence["reduced_after"]) == ("boundary-shifted", "certain", 3)

@@ -30,6 +30,8 @@ def test_a_second_that_is_never_cleared_is_seen(one_rank: object, words: list[st
     window = only_window(watched("two_optimizers", *words, "--clip", "", "--mistake", "never-cleared"))
     assert window.verdict == "not_equivalent"
     assert window.claims.gradient == "fail"
+    assert [(each.id, each.confidence) for each in window.causes] == [("stale-gradients", "certain")]
+    assert "model.embed_tokens.weight" in window.causes[0].summary
 
 
 @pytest.mark.parametrize("clip", ["together", "apart"])

@@ -30,6 +30,17 @@ def loss_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
+spare = [0.9 * p.data for p in model.parameters()]
+
+
+def swap() -> None:
+    """Other weights, as for an evaluation, and back again."""
+    for p, other in zip(model.parameters(), spare, strict=True):
+        own = p.data.clone()
+        p.data.copy_(other)
+        other.copy_(own)
+
+
 def clip() -> None:
     if args.clip:
         torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
@@ -49,11 +60,17 @@ def normalise(total: int) -> None:
 for start in range(0, len(batches), n):
     window = batches[start : start + n]
     total = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in window)
-    for batch in window:
+    for k, batch in enumerate(window):
+        if k == 2 and mistake in ("swapped", "swapped-back"):
+            swap()
+            if mistake == "swapped-back":
+                swap()
         loss = loss_of(batch) / (total if args.how == "scaler" else 1)
         if mistake == "cleared":
             optimizer.zero_grad()
         scaler.scale(loss).backward()
+    if mistake == "swapped":
+        swap()
     if mistake == "clipped-first":
         clip()
         normalise(total)
