@@ -146,6 +146,8 @@ def _factors(window: WindowRecord, width: int) -> Iterator[Text]:
     text = (
         f"script {ratio(divided.script)}, engine {ratio(divided.engine)}, accumulation and ranks {ratio(divided.ranks)}"
     )
+    if divided.after_backward is not None:
+        text += f", after backward {ratio(divided.after_backward)}"
     yield from labelled("factors", text, width=width)
 
 

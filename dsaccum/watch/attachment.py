@@ -152,10 +152,11 @@ class _BareFinder:
     @property
     def unfinished(self) -> list[str]:
         """Those whose windows did not come to their end."""
+        subjects = {id(each): each for each in self._watched.values() if each is not None}
         return [
             f"optimizer {each.number} made {each.steps} steps" + _under_way(each)
-            for each in self._watched.values()
-            if each is not None and not each.over
+            for each in subjects.values()
+            if not each.over
         ]
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
@@ -171,19 +172,22 @@ class _BareFinder:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         watching = self._watched.get(id(optimizer))
         if watching is not None:
-            watching.before_step()
+            watching.before_step(optimizer)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if id(optimizer) not in self._watched:
             self._watched[id(optimizer)] = None
             self._watched[id(optimizer)] = self._found(optimizer)
         elif (watching := self._watched[id(optimizer)]) is not None:
-            watching.after_step()
+            watching.after_step(optimizer)
 
     def _found(self, optimizer: Any) -> BareWatching | None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not parameters or any(self._attachment.owned(p) for p in parameters) or _is_inner(optimizer):
             return None
+        for watching in {id(each): each for each in self._watched.values() if each is not None}.values():
+            if watching.join(optimizer):
+                return watching
         held = {id(p) for p in parameters}
         for root in self._roots:
             own = [id(p) for p in root.parameters()]

@@ -73,6 +73,16 @@ def _gradient(judged: Judged) -> State:
         if check.off and worst is not None:
             return "fail", f"rank {rank}: {worst.name} is off by {worst.error:.2g}, bound {worst.bound:.2g}"
         return "untested", check.recovered.reason
+    if unseen := max(rank.not_looked_at for rank in judged.window.ranks):
+        return (
+            "untested",
+            f"{unseen:,} parameters were not looked at: their optimizer steps elsewhere, or other modules",
+        )
+    if judged.factor is not None and judged.tokens is None:
+        return "untested", (
+            f"after backward everything was multiplied by {judged.factor:.4g}; without tokens to read, nobody can say "
+            "whether that is due"
+        )
     return "pass", None
 
 
@@ -105,6 +115,11 @@ def _clipping(judged: Judged) -> State:
         return "untested", "the optimizer leaves no trace of the gradient that it got"
     if judged.saw.passed:
         return "pass", None
+    if (after := judged.window.ranks[0].after_clipping) != 1.0:
+        return "fail", (
+            f"clipped before the gradient was multiplied by {after:.4g}: the limit of {judged.facts.clipping:g} acted "
+            f"on one {1 / after:.4g} times as large as the optimizer's"
+        )
     return "fail", f"the optimizer got {judged.saw.ratio or 0:.4g} times what is due"
 
 

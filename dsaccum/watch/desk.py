@@ -97,6 +97,16 @@ def framework() -> str:
     return found
 
 
+def scaler_steps() -> bool:
+    """Whether a ``GradScaler``, switched on, is what calls the optimizer."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+            return bool(getattr(frame.f_locals.get("self"), "_enabled", True))
+        frame = frame.f_back
+    return False
+
+
 def _is_trl(driver: object) -> bool:
     """Most of what TRL's trainers do is inherited, and no function of TRL's is running then."""
     inherited = any(kind.__module__.startswith("transformers.trainer") for kind in type(driver).__mro__)

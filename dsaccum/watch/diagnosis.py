@@ -19,10 +19,13 @@ from dsaccum.verification.measures.memory import ACTIVATIONS_KEPT
 from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
 from dsaccum.watch.claims import claims_of, clips_inside, repeated, rows_twice, sharing, weighs
+from dsaccum.watch.clipping_advice import SUMMARY as CLIPPED_BY_SCRIPT
+from dsaccum.watch.clipping_advice import clipping_mismatch
 from dsaccum.watch.communication import reduced_early
 from dsaccum.watch.divisor import FIX as DIVISOR_FIX
 from dsaccum.watch.divisor import divisors
 from dsaccum.watch.fixes import NO_WEIGHTS_FIT, WEIGHTS_SAY, Z_LOSS_FIX, fix_for
+from dsaccum.watch.inside_window import seen_inside
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_evidence
 from dsaccum.watch.rows_fed import rows_text
@@ -45,6 +48,8 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
         return []
     found = _seen(judged)
     open_claims = set(failed)
+    if not found and open_claims & {"weighting", "gradient"}:
+        found = seen_inside(judged)
     if found:
         open_claims -= _EXPLAINED
     if any(named.candidates[0] == "clipped-every-micro-step" for named in found):
@@ -61,7 +66,7 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
         found.append(Named(("ranks-drift-apart",), {}, failed["replicas"]))
         open_claims.discard("replicas")
     if "clipping" in open_claims:
-        found.append(Named(("clipping-mismatch",), {}, failed["clipping"]))
+        found.append(clipping_mismatch(judged, failed["clipping"]))
         open_claims -= {"clipping", "update"}
     if "update" in open_claims and judged.count_offset is not None:
         found.append(Named(("optimizer-count-offset",), {"ahead_by": judged.count_offset}))
@@ -102,8 +107,10 @@ def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
 def _summary(judged: Judged, named: Named, identifier: str) -> str:
     if identifier == UNKNOWN and named.detail:
         return f"no known mistake, but {named.detail}"
+    by_script = identifier == "clipping-mismatch" and judged.facts.zero_stage is None
+    summary = CLIPPED_BY_SCRIPT if by_script else ADVICE[identifier].summary
     detail = named.detail or _who_divided(judged, identifier)
-    return ADVICE[identifier].summary + (f" ({detail})" if detail else "")
+    return summary + (f" ({detail})" if detail else "")
 
 
 def _who_divided(judged: Judged, identifier: str) -> str:

@@ -32,7 +32,9 @@ def _times_world_size(who: str, world: str) -> str:
     )
 
 
+_CLIP_ONCE = "once, after the window's last backward and before optimizer.step(), over all that the optimizers step"
 _TRAINER = {
+    "clipping-mismatch": "leave clipping to Trainer: max_grad_norm in TrainingArguments, and none in code of yours",
     "loss-not-scaled": _NUM_ITEMS,
     "mean-of-means": _NUM_ITEMS,
     "ranks-averaged-twice": _times_world_size("Trainer", "self.accelerator.num_processes"),
@@ -47,6 +49,7 @@ _ACCELERATE = {
     "step-inside-window": "let the optimizer go through accelerator.prepare(): only then its step() and zero_grad() "
     "wait for the window's last micro-batch; and run each in accelerator.accumulate(model)",
     "ranks-averaged-twice": _times_world_size("Accelerate", "accelerator.num_processes"),
+    "clipping-mismatch": f"call accelerator.clip_grad_norm_ where accelerator.sync_gradients is true: {_CLIP_ONCE}",
     "loss-scaled-twice": "accelerator.backward divides already: take loss / N out of the script. If nothing there "
     f"divides: {_DEEPSPEED_DIVIDES_TWICE}",
     "mean-of-means": f"{_SUM_OF_TOKENS} (accelerator.gather); multiply by the accumulation steps and the number of "
@@ -62,6 +65,7 @@ _DEEPSPEED = {
 }
 _BARE = {
     "ranks-averaged-twice": _times_world_size("DDP", "the world size"),
+    "clipping-mismatch": f"call clip_grad_norm_ {_CLIP_ONCE}",
     "loss-scaled-twice": "divide the loss by N once: take one loss / N out of the loop",
     "loss-not-scaled": "divide the loss by the number of micro-batches: (loss / N).backward()",
     "only-last-micro-batch": "delete zero_grad() from the micro-step: clear gradients once, after optimizer.step()",
@@ -86,7 +90,8 @@ _FIXES = {
 
 def fix_for(identifier: str, framework: str, kind: str, general: str) -> str:
     """By who drives the run, else by its kind, else the general one."""
-    for who in (framework, kind.partition(",")[0]):
+    who_clips = identifier == "clipping-mismatch" and kind == "DeepSpeed"
+    for who in () if who_clips else (framework, kind.partition(",")[0]):
         if identifier in _FIXES.get(who, {}):
             return _FIXES[who][identifier]
     return general

@@ -6,7 +6,8 @@ arrived, and G what the optimizer was about to get:
     recovered   G = sum_i u_i (g_i / a_i):    u_i is the weight of micro-batch i's own mean gradient
     due         u_i = n_i / n, its targets over those of the window on all ranks
     two factors u_i = a_i v_i:  a_i is what script and engine made of the loss, v_i what accumulation and reduction did;
-                1 / W is due to v_i
+                1 / W is due to v_i, or c / W where a script multiplied everything by c after backward: unscaled it, or
+                divided a sum by its tokens. Whether c is right, the tokens say
     tokens      w_t = v_i s_t,  1 / n is due
 
 Where no tokens can be read, only v_i is judged. Bounds are those of ``verify``; the loss's own scale is known here.
@@ -22,7 +23,8 @@ from dsaccum.verification.comparison.gradient_check import GradientCheck, check_
 from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.comparison.truth import WindowTruth
 from dsaccum.verification.comparison.update_check import SawCheck, UpdateCheck
-from dsaccum.watch.optimizer_rule import check_optimizer, passes_with
+from dsaccum.watch.common_factor import common_factor
+from dsaccum.watch.optimizer_rule import check_optimizer, clipped, passes_with
 from dsaccum.watch.token_weights import Tokens, token_weights
 from dsaccum.watch.tokens import TokenReading
 from dsaccum.watch.window import RunFacts, Vectors, WatchedWindow
@@ -39,7 +41,9 @@ class Judged:
         arriving: a_i, [N][W].
         engine: the engine's part of it, [N][W].
         passing: v_i by rank that got it, [W][N][W]; None where it can't be told.
-        way: from the micro-batches' losses to the optimizer, by rank: are all v_i 1 / W?
+        way: from the micro-batches' losses to the optimizer, by rank: are all v_i c / W? Its columns are scaled so that
+            n_i / n is due to each.
+        factor: c, where that is another than 1.
         weighting: with the weights that targets are due, by rank; None where no tokens could be read.
         truths: of both, by the same names.
         tokens: None likewise; then ``unreadable`` says why.
@@ -56,6 +60,7 @@ class Judged:
     engine: Matrix
     passing: list[list[list[float | None]]]
     way: list[GradientCheck]
+    factor: float | None
     weighting: list[GradientCheck] | None
     way_truth: WindowTruth
     weighting_truth: WindowTruth | None
@@ -100,29 +105,38 @@ def judge(window: WatchedWindow) -> Judged:
     counts = _counts(readings, ranks, steps) if unreadable is None else _rows(ranks, steps)
     arriving = [[_arriving(readings[k][r], ranks[r].seeds[k]) for r in range(world)] for k in range(steps)]
     scale = [[a if a > 0 else 1.0 for a in row] for row in arriving]
-    columns = [_divided(ranks[r].columns[k], scale[k][r]) for k in range(steps) for r in range(world)]
-    exact = [_divided(ranks[r].truths[k], scale[k][r]) for k in range(steps) for r in range(world)]
     shapes = {name: tensor.shape for name, tensor in ranks[0].gradient.items()}
     sketch = GradientSketch(shapes, whole_limit=sum(shape.numel() for shape in shapes.values()))
 
-    def checks(due: Matrix) -> tuple[WindowTruth, list[GradientCheck]]:
+    def checks(scale: Matrix, due: Matrix) -> tuple[WindowTruth, list[GradientCheck]]:
+        columns = [_divided(ranks[r].columns[k], scale[k][r]) for k in range(steps) for r in range(world)]
+        exact = [_divided(ranks[r].truths[k], scale[k][r]) for k in range(steps) for r in range(world)]
         truth = window_truth(case, columns, exact, due, counts.targets)
         return truth, [check_gradient(cast(Any, case), truth, sketch, rank.gradient) for rank in ranks]
 
-    way_truth, way = checks([[a / world for a in row] for row in scale])
+    shares = _shares(counts.targets)
+    as_arrived = [[world * share for share in row] for row in shares]
+    way_truth, way = checks(as_arrived, shares)
+    factor = common_factor(way, shares) if facts.zero_stage is None else None  # a script has no hand in an engine's
+    if factor is not None:
+        way_truth, way = checks(as_arrived, [[factor * share for share in row] for row in shares])
     weighting_truth, weighting = None, None
     tokens = None
-    passing = [_passing(check, scale, world) for check in way]
+    passing = [_passing(check, shares, world) for check in way]
     if unreadable is None:
         total = max(sum(map(sum, counts.targets)), 1)
-        weighting_truth, weighting = checks([[n / total for n in row] for row in counts.targets])
+        weighting_truth, weighting = checks(scale, [[n / total for n in row] for row in counts.targets])
         tokens = token_weights(cast(list[list[TokenReading]], readings), passing[0], world)
         # a_i is read off the logits' gradients, each rounded.
         weighting = [replace(check, tolerance=check.tolerance + tokens.tolerance) for check in weighting]
-    saw, update, reason = check_optimizer(ranks[0].step, facts, facts.updates_before)
+    by_script = ranks[0].coefficients
+    stepped, rule_facts = clipped(ranks[0].step, by_script), facts
+    if by_script is not None:
+        rule_facts = replace(facts, clipping=0.0)  # it is done
+    saw, update, reason = check_optimizer(stepped, rule_facts, facts.updates_before)
     count_offset = None
     if update is not None and not update.passed:
-        count_offset = next((off for off in (1, -1, 2) if passes_with(ranks[0].step, facts, off)), None)
+        count_offset = next((off for off in (1, -1, 2) if passes_with(stepped, rule_facts, off)), None)
     return Judged(
         window=window,
         counts=counts,
@@ -130,6 +144,7 @@ def judge(window: WatchedWindow) -> Judged:
         engine=[[_at(ranks[r].engine, k) for r in range(world)] for k in range(steps)],
         passing=passing,
         way=way,
+        factor=factor,
         weighting=weighting,
         way_truth=way_truth,
         weighting_truth=weighting_truth,
@@ -179,12 +194,19 @@ def _divided(vectors: Vectors, scale: float) -> Vectors:
     return {name: tensor.double() / scale for name, tensor in vectors.items()}
 
 
-def _passing(check: GradientCheck, scale: Matrix, world: int) -> list[list[float | None]]:
-    """v_i = u_i / a_i."""
+def _shares(targets: list[list[int]]) -> Matrix:
+    """n_i / n; a micro-batch without targets counts as one, for a gradient that it gives all the same."""
+    counts = [[max(n, 1) for n in row] for row in targets]
+    total = sum(map(sum, counts))
+    return [[n / total for n in row] for row in counts]
+
+
+def _passing(check: GradientCheck, shares: Matrix, world: int) -> list[list[float | None]]:
+    """v_i: a share of 1 / W each, times what its weight is over what is due to it."""
     weights = check.recovered.weights
     return [
-        [None if (u := weights[k * world + r]) is None else u / scale[k][r] for r in range(world)]
-        for k in range(len(scale))
+        [None if (w := weights[k * world + r]) is None else w / shares[k][r] / world for r in range(world)]
+        for k in range(len(shares))
     ]
 
 

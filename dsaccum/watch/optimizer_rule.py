@@ -31,6 +31,14 @@ def passes_with(step: OptimizerStep | None, facts: RunFacts, offset: int) -> boo
     return update is not None and update.passed
 
 
+def clipped(step: OptimizerStep | None, coefficients: Mapping[str, float] | None) -> OptimizerStep | None:
+    """With the gradient as the script's own clipping was due to leave it, by what it clipped together."""
+    if step is None or coefficients is None:
+        return step
+    due = {name: g if g is None else g.double() * coefficients.get(name, 1.0) for name, g in step.gradients.items()}
+    return replace(step, gradients=due)
+
+
 def check_optimizer(
     step: OptimizerStep | None, facts: RunFacts, updates_before: int
 ) -> tuple[SawCheck | None, UpdateCheck | None, str | None]:
@@ -48,7 +56,8 @@ def check_optimizer(
         part = _restricted(step, names)
         settings = StepSettings(rule.learning_rate, rule.betas)
         absent = frozenset(names) - {name for name, g in step.gradients.items() if g is not None}
-        found = check_update(part, rule, Hypothesis(settings, updates_before, coefficient, absent))
+        before = updates_before + _ahead(part, facts)
+        found = check_update(part, rule, Hypothesis(settings, before, coefficient, absent))
         tensors += found.tensors
         if found.ratio is not None:
             product, square = product + found.ratio, square + 1
@@ -65,8 +74,14 @@ def _groups(step: OptimizerStep, facts: RunFacts) -> list[tuple[list[str], Optim
         options = step.before.options.get(name, {})
         key = repr(sorted((k, repr(v)) for k, v in options.items() if k not in ("params", "step")))
         grouped.setdefault(key, ([], options))[0].append(name)
-    kind = step.before.options and _kind(step)
-    return [(names, _rule(str(kind), options)) for names, options in grouped.values()]
+    return [(names, _rule(_kind(step, options), options)) for names, options in grouped.values()]
+
+
+def _ahead(part: OptimizerStep, facts: RunFacts) -> int:
+    """Of several optimizers that a script steps each has a count of its own; with an engine there is one."""
+    assert part.before is not None
+    counts = [int(state["step"]) for state in part.before.states.values() if "step" in state]
+    return max(counts) - facts.updates_before if counts and facts.zero_stage is None else 0
 
 
 _KEPT = {
@@ -76,10 +91,12 @@ _KEPT = {
 }
 
 
-def _kind(step: OptimizerStep) -> str:
-    """By the states that it keeps: ``OptimizerStep`` has no optimizer, only what it left."""
+def _kind(step: OptimizerStep, options: Mapping[str, Any]) -> str:
+    """By the states that it keeps, where the options are of the same kind: ``OptimizerStep`` has no optimizer."""
+    assert step.before is not None
     assert step.after is not None
-    keys = {key for state in step.after.states.values() for key in state}
+    alike = {name for name, own in step.before.options.items() if own.keys() == options.keys()}
+    keys = {key for name, state in step.after.states.items() if name in alike for key in state}
     if "exp_avg_sq" in keys:
         return "Adam"
     if "sum" in keys:

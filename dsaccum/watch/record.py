@@ -116,7 +116,8 @@ def _divided(judged: Judged) -> DividedBy:
     return DividedBy(
         script=_mean([a / e for a, e in zip(arriving, engine, strict=True) if e]) if told else None,
         engine=_mean(engine),
-        ranks=_mean(passing),
+        ranks=mean / (judged.factor or 1.0) if (mean := _mean(passing)) is not None else None,
+        after_backward=judged.factor,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsaccum.instruments.replicas import checksum
 from dsaccum.watch.measuring import WindowMeasures
 from dsaccum.watch.module_copy import buffers_of, modes_of
 from dsaccum.watch.operations import aside
@@ -108,6 +109,10 @@ class Recorder:
         module: the user's, live.
         on_failure: told when recording itself fails; the run goes on.
         measures: told when forwards and backwards begin.
+
+    Attributes:
+        changed: the first micro-step, from 1, that ran with other parameters than the window's first, and one of them.
+        left_over: parameters with a gradient that isn't zero when the first backward begins.
     """
 
     def __init__(
@@ -118,6 +123,9 @@ class Recorder:
     ) -> None:
         self._module, self._failed, self._measures = module, on_failure, measures
         self._forward_of = 0
+        self._first_sums: dict[str, int] | None = None
+        self.changed: tuple[int, str] | None = None
+        self.left_over: list[str] = []
         self.forwards: list[Forward] = []
         self._current: list[Forward | None] = []
         self._micro_steps: dict[int, int] = {}
@@ -151,8 +159,8 @@ class Recorder:
         self._current.append(None)
         if not torch.is_grad_enabled() or _is_compiling():
             return
-        self._forward_begins()
         try:
+            self._forward_begins()
             device = next((p.device for p in module.parameters()), torch.device("cpu"))
             with aside():
                 self._current[-1] = Forward(
@@ -168,9 +176,24 @@ class Recorder:
 
     def _forward_begins(self) -> None:
         """A micro-step begins with the first forward after a backward."""
-        if self._measures is not None and self._forward_of <= len(self.calls):
-            self._forward_of = len(self.calls) + 1
+        if self._forward_of > len(self.calls):
+            return
+        self._forward_of = len(self.calls) + 1
+        if self._measures is not None:
             self._measures.forward_begins(self._forward_of)
+        with aside():
+            self._look_at_parameters()
+
+    def _look_at_parameters(self) -> None:
+        """By value: a swap through ``.data`` counts no version up, and weights swapped back are the same again."""
+        if self.changed is not None:
+            return
+        sums = {name: checksum(p) for name, p in self._module.named_parameters()}
+        if self._first_sums is None:
+            self._first_sums = sums
+        differing = [name for name, own in sums.items() if self._first_sums.get(name) != own]
+        if differing:
+            self.changed = (self._forward_of, differing[0])
 
     def _after(self, module: nn.Module, arguments: Any, output: Any) -> None:
         forward = self._current.pop() if self._current else None
@@ -214,6 +237,9 @@ class Recorder:
             if forward.micro_step is None:
                 if task not in self._micro_steps:
                     self._micro_steps[task] = len(set(self._micro_steps.values()))
+                    if not self.calls:
+                        with aside():
+                            self.left_over = self._with_gradients()
                     self.calls.append(self.clock())
                     if self._measures is not None:
                         self._measures.backward_begins(len(self.calls))
@@ -226,6 +252,10 @@ class Recorder:
                     self._keep(forward, path, gradient)
         except Exception as error:
             self._failed(error)
+
+    def _with_gradients(self) -> list[str]:
+        named = self._module.named_parameters()
+        return [name for name, p in named if p.grad is not None and bool(p.grad.detach().any())]
 
     def _passed(self, forward: Forward, path: str, gradient: Tensor | None) -> None:
         try:

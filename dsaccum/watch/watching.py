@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dsaccum.instruments.gradients import ObservedStep
-from dsaccum.instruments.optimizer_saw import optimizer_saw
+from dsaccum.instruments.optimizer_saw import SeenGradient, optimizer_saw
 from dsaccum.instruments.replicas import checksum
 from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.subject.capture import OptimizerStep
@@ -72,7 +72,7 @@ class Watching:
             self.measures = WindowMeasures(self.module.parameters)
             self.recorder = Recorder(self.module, self.fail, self.measures)
             self.clips, self.past_engine = [], []
-            self._clip_listener = ClipListener(self.before_clip, self._after_clip, self.fail)
+            self._clip_listener = ClipListener(self.before_clip, self.after_clip, self.fail)
             self.began()
 
     def began(self) -> None:
@@ -81,7 +81,8 @@ class Watching:
     def before_clip(self, tensors: list[Tensor]) -> None:
         """Called before the script clips."""
 
-    def _after_clip(self, norm: float, limit: float) -> None:
+    def after_clip(self, norm: float, limit: float) -> None:
+        """Called after it."""
         self.clips.append(Clip(self.micro_steps, norm, limit))
 
     def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:
@@ -219,26 +220,31 @@ class Watching:
             calls=list(recorder.calls),
             clips=list(self.clips),
             past_engine=list(self.past_engine),
-            step=_portable(observed, len(micro_steps)) if rank == 0 else None,
+            changed=recorder.changed,
+            left_over=[name for name in recorder.left_over if name in shapes],
+            step=self._portable(observed, len(micro_steps)) if rank == 0 else None,
             **{**extra, "notes": [*extra.get("notes", []), *([] if fits else [SKETCHED])]},
+        )
+
+    def saw(self, observed: ObservedStep) -> dict[str, SeenGradient] | None:
+        """What reached the optimizer, as its states tell."""
+        return optimizer_saw(observed)
+
+    def _portable(self, observed: ObservedStep, micro_step: int) -> OptimizerStep:
+        return OptimizerStep(
+            micro_step=micro_step,
+            gradients=observed.gradients,
+            loss_scale=observed.loss_scale,
+            applied=observed.applied,
+            norm=None,
+            before=observed.before,
+            after=observed.after,
+            saw=self.saw(observed),
         )
 
 
 def _given(forwards: Sequence[Forward]) -> list[Tensor]:
     return [tensor for forward in forwards for _, tensor in tensors_in([forward.arguments, forward.keywords])]
-
-
-def _portable(observed: ObservedStep, micro_step: int) -> OptimizerStep:
-    return OptimizerStep(
-        micro_step=micro_step,
-        gradients=observed.gradients,
-        loss_scale=observed.loss_scale,
-        applied=observed.applied,
-        norm=None,
-        before=observed.before,
-        after=observed.after,
-        saw=optimizer_saw(observed),
-    )
 
 
 def _seed(forwards: Sequence[Forward]) -> float | None:

@@ -96,6 +96,12 @@ class RankWindow:
         step_calls: of ``engine.step``; None where there is no engine.
         checksums: of the parameters after the step.
         step: with snapshots on the first rank.
+        coefficients: what the script's clipping at the end was due to multiply each tensor by; None with an engine.
+        after_clipping: what the script multiplied the gradient by after that.
+        scaled: a ``GradScaler`` called the optimizer.
+        changed: the first micro-step that ran with other parameters than the first one, and one of them.
+        left_over: parameters that held a gradient when the window's first backward began.
+        not_looked_at: elements that optimizers step which are not watched.
     """
 
     rank: int
@@ -119,6 +125,12 @@ class RankWindow:
     step_calls: int | None = None
     checksums: dict[str, int] = field(default_factory=dict)
     step: OptimizerStep | None = None
+    coefficients: dict[str, float] | None = None
+    after_clipping: float = 1.0
+    scaled: bool = False
+    changed: tuple[int, str] | None = None
+    left_over: list[str] = field(default_factory=list)
+    not_looked_at: int = 0
     failure: str | None = None
     notes: list[str] = field(default_factory=list)
 

@@ -41,10 +41,10 @@ def signatures(counts: Counts, rank: int) -> Iterator[Signature]:
         for scale in _scales(steps, ranks):
             yield Signature((*pattern.faults, *scale[0]), _scaled(pattern.weights, scale[1]))
     due = patterns[0].weights
-    for division in (1.0, float(steps)):
+    for division in (1.0, float(steps)) if steps > 1 else ():
         kept = [[0.0] * ranks] * (steps - 1) + [[weight * division for weight in due[-1]]]
         yield Signature(("only-last-micro-batch",), kept)
-    for share in (1.0, float(ranks)):  # a rank that keeps its own may or may not know the others' targets
+    for share in (1.0, float(ranks)) if ranks > 1 else ():  # it may or may not know the others' targets
         own = [[weight * share if r == rank else 0.0 for r, weight in enumerate(step)] for step in due]
         yield Signature(("ranks-not-reduced",), own)
 
@@ -100,12 +100,14 @@ def _patterns(counts: Counts) -> Iterator[Signature]:
     steps, ranks = len(targets), len(targets[0])
     window = max(_sum(targets), 1)
     of_rank = [max(sum(step[r] for step in targets), 1) for r in range(ranks)]
-    yield Signature((), [[n / window for n in step] for step in targets])
-    yield Signature(("mean-of-means",), [[1 / (steps * ranks) if n else 0.0 for n in step] for step in targets])
-    yield Signature(
-        ("rank-mean-of-means",), [[n / (of_rank[r] * ranks) for r, n in enumerate(step)] for step in targets]
-    )
-    yield from _short_windows(counts, [[n / window for n in step] for step in targets])
+    due = [[n / window for n in step] for step in targets]
+    yield Signature((), due)
+    alike = [[1 / (steps * ranks) if n else 0.0 for n in step] for step in targets]
+    by_rank = [[n / (of_rank[r] * ranks) for r, n in enumerate(step)] for step in targets]
+    for fault, weights in (("mean-of-means", alike), ("rank-mean-of-means", by_rank)):
+        if not _same(weights, due):  # of equal counts it is no mistake
+            yield Signature((fault,), weights)
+    yield from _short_windows(counts, due)
     for fault, divisors in (("targets-counted-before-shift", counts.labels), ("padding-counted", counts.positions)):
         if divisors == counts.targets or (fault == "padding-counted" and divisors == counts.labels):
             continue  # nothing is counted that should not be
@@ -142,6 +144,11 @@ def _scales(steps: int, ranks: int) -> list[tuple[tuple[str, ...], float]]:
 
 def _scaled(weights: Matrix, scale: float) -> Matrix:
     return [[weight * scale for weight in step] for step in weights]
+
+
+def _same(one: Matrix, other: Matrix) -> bool:
+    pairs = [(a, b) for row, beside in zip(one, other, strict=True) for a, b in zip(row, beside, strict=True)]
+    return all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs)
 
 
 def _sum(counts: list[list[int]]) -> int:

@@ -59,12 +59,14 @@ class DividedBy(RecordPart):
     """Who made a micro-batch's weight what it is.
 
     ``script``: what arrived at its loss from the script or trainer, as a mean over micro-batches (1 for a mean loss
-    handed on as it is); ``engine``: the factor of the engine; ``ranks``: that of accumulation and reduction (1 / W).
+    handed on as it is); ``engine``: the factor of the engine; ``ranks``: that of accumulation and reduction (1 / W);
+    ``after_backward``: what a script multiplied all gradients by before the optimizer's step, None for nothing.
     """
 
     script: Number = None
     engine: Number = None
     ranks: Number = None
+    after_backward: Number = None
 
 
 class EffectiveBatchAsRun(RecordPart):

@@ -1,4 +1,4 @@
-"""An optimizer of torch that steps by itself, its module under DDP or alone."""
+"""Optimizers of torch that step by themselves, their module under DDP or alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dsaccum.instruments.gradients import ObservedStep
-from dsaccum.watch.desk import Desk, framework
+from dsaccum.instruments.optimizer_saw import SeenGradient
+from dsaccum.watch.desk import Desk, framework, scaler_steps
 from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.operations import aside
-from dsaccum.watch.subjects.plain import PlainAdapter
+from dsaccum.watch.subjects.end_clipping import EndClipping
+from dsaccum.watch.subjects.members import Member, saw_together, together
 from dsaccum.watch.watching import DTYPE_NAMES, Watching
 from dsaccum.watch.window import RunFacts
 
@@ -28,14 +30,14 @@ def unwrapped(root: nn.Module) -> tuple[nn.Module, Any, str]:
 
 
 class BareWatching(Watching):
-    """One optimizer.
+    """One module, and the optimizers that step its parameters at the same boundary.
 
     Args:
         desk: where findings go.
         module: the user's own.
         skeleton: of it.
         group: ranks that share its gradient.
-        optimizer: that steps it.
+        optimizer: the first that stepped it.
         kind: of run.
         root: the module as it is called, e.g. DDP.
     """
@@ -52,40 +54,83 @@ class BareWatching(Watching):
     ) -> None:
         super().__init__(desk, module, skeleton, group)
         self.kind, self.framework = kind, framework()
-        self._adapter = PlainAdapter(module, optimizer)
-        self._optimizer, self._root = optimizer, root
-        self._observed: ObservedStep | None = None
-        self._sentinel: Any = None
+        self._members = [Member(module, optimizer, self._backward)]
+        self._aside: dict[int, int] = {}
+        self._stepped: list[Member] = []
+        self._reading = False
+        self._root = root
         self._passes = 0
-        self._unclipped: dict[str, Tensor | None] | None = None
+        self._clipping = EndClipping(dict(module.named_parameters()))
 
     def first_step_made(self) -> None:
         """The optimizer's first step led to this watch being made."""
         if 1 in self.desk.windows:
             self.desk.say("without DeepSpeed the first window is used to find the model; watching from window 2 on")
-        smallest = min((p for p in self._adapter.stepped.values() if p.requires_grad), key=lambda p: p.numel())
-        self._sentinel = smallest.register_post_accumulate_grad_hook(self._count)
         self.stepped()
+
+    def join(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Another optimizer has made its first step; whether it belongs here, and steps when the others do."""
+        names = self._members[0].adapter.names
+        own = {id(p) for group in optimizer.param_groups for p in group["params"] if id(p) in names}
+        if not own or self.over:
+            return False
+        taken = {id(p) for member in self._members for p in member.adapter.stepped.values()}
+        if own & taken or self._passes or self.micro_steps:
+            self._aside[id(optimizer)] = _elements(optimizer)
+            return False
+        self._members.append(Member(self.module, optimizer, self._backward))
+        return True
 
     def left(self) -> None:
         """Nothing stays on the run."""
-        self._sentinel.remove()
+        for member in self._members:
+            member.leave()
 
-    def _count(self, _: Any) -> None:
-        """One backward pass reached this parameter."""
-        self._passes += 1
+    def _backward(self, member: Member) -> None:
+        """One backward pass reached a member's smallest parameter."""
+        if member is self._members[0]:
+            self._passes += 1
+        if self._stepped:
+            self._cut_short()
+
+    def _cut_short(self) -> None:
+        """Not all members stepped before the next backward: those that didn't have a boundary of their own."""
+        missing = [member for member in self._members if member not in self._stepped]
+        self._stepped = []
+        for member in missing:
+            member.leave()
+            self._members.remove(member)
+            self._aside[id(member.optimizer)] = _elements(member.optimizer)
+        if self._reading:
+            self._reading = False
+            self.over = True
+            for member in self._members:
+                member.observed = None
+            self.stop_recording()
+            self.left()
+            self.desk.say(
+                f"not judged: {sum(self._aside.values()):,} parameters of {type(self.module).__name__} are stepped at "
+                "other micro-steps than the rest of it; the script goes on"
+            )
+
+    @property
+    def not_looked_at(self) -> int:
+        """Elements that other optimizers step, or these step outside the module."""
+        return sum(self._aside.values()) + sum(member.outside for member in self._members)
 
     def before_clip(self, tensors: list[Tensor]) -> None:
-        """Keep the gradient from before the script's clipping: the last call's is the one that counts."""
-        own = {id(p) for p in self._adapter.parameters.values()}
-        if any(id(tensor) in own for tensor in tensors):
-            with aside():
-                self._unclipped = self._adapter.gradients()
-            self._unclipped_at = self.micro_steps
+        """Keep the gradient from before the script's clipping."""
+        with aside():
+            self._clipping.before(tensors, self.micro_steps)
+
+    def after_clip(self, norm: float, limit: float) -> None:
+        """What it did."""
+        super().after_clip(norm, limit)
+        self._clipping.after(norm, limit)
 
     def began(self) -> None:
         """A new window."""
-        self._unclipped, self._unclipped_at = None, -1
+        self._clipping = EndClipping(dict(self.module.named_parameters()))
         self._reduced: list[bool] = []
         recorder = self.recorder
         if recorder is not None and isinstance(self._root, nn.parallel.DistributedDataParallel):
@@ -103,39 +148,79 @@ class BareWatching(Watching):
         whole = sum(p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad)
         return [whole if reduces else 0 for reduces in self._reduced[: len(used)]]
 
-    def before_step(self) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """``optimizer.step`` is about to run."""
-        if not self.all_record():
+        member = self._member(optimizer)
+        if member is None:
+            return
+        if member in self._stepped:
+            self._cut_short()
+        first = not self._stepped
+        if first:
+            self._reading = self.all_record()
+        if not self._reading:
             return
         try:
             with aside():
-                self._read()
+                if first:
+                    self._scaled = scaler_steps()
+                    self._values = {name: value.clone() for name, value in member.adapter.values().items()}
+                member.before_step(self._clipping, self.micro_steps)
         except Exception as error:
+            self._reading = False
             self.fail(error)
 
-    def _read(self) -> None:
-        """What the optimizer is about to get."""
-        at_the_end = self._unclipped is not None and self._unclipped_at == self.micro_steps
-        gradients = self._unclipped if at_the_end and self._unclipped is not None else self._adapter.gradients()
-        self._observed = ObservedStep(gradients, 1.0, self._adapter.snapshot(), optimizer=self._optimizer)
-        self._values = {name: value.clone() for name, value in self._adapter.values().items()}
-
-    def after_step(self) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """It has run."""
-        observed, self._observed = self._observed, None
-        passes, self._passes = self._passes, 0
-        if observed is not None and self.recording:
+        member = self._member(optimizer)
+        if member is None:
+            return
+        self._stepped.append(member)
+        complete = len(self._stepped) == len(self._members)
+        if self._reading and self.recording:
             try:
                 with aside():
-                    observed.after = self._adapter.snapshot()
-                    checksums = self._adapter.checksums()
-                extra: dict[str, Any] = {"engine": [1.0] * self.micro_steps, "checksums": checksums}
-                self.finish(observed, self._facts(observed), self._values, extra)
+                    member.after_step()
+                if complete:
+                    self._finish()
             except Exception as error:
                 self.fail(error)
-        elif passes:
-            self.earlier.append(passes)
-        self.stepped()
+            if complete:
+                self._passes = 0
+                self.stepped()
+        elif len(self._stepped) == 1:
+            passes, self._passes = self._passes, 0
+            if passes:
+                self.earlier.append(passes)
+            self.stepped()
+        if complete:
+            self._stepped, self._reading = [], False
+
+    def _member(self, optimizer: torch.optim.Optimizer) -> Member | None:
+        return next((each for each in self._members if each.optimizer is optimizer), None)
+
+    def _finish(self) -> None:
+        steps = [member.observed for member in self._members if member.observed is not None]
+        with aside():
+            observed = together(steps)
+            checksums = self._members[0].adapter.checksums()
+        self._saw = saw_together(steps)
+        read = [member.unclipped for member in self._members if member.unclipped is not None]
+        extra: dict[str, Any] = {
+            "engine": [1.0] * self.micro_steps,
+            "checksums": checksums,
+            "coefficients": {name: c for each in read for name, c in each.coefficients.items()},
+            "after_clipping": next((each.factor for each in read if each.factor != 1.0), 1.0),
+            "scaled": self._scaled,
+            "not_looked_at": self.not_looked_at,
+        }
+        self.finish(observed, self._facts(observed), self._values, extra)
+        for member in self._members:
+            member.observed, member.unclipped = None, None
+
+    def saw(self, observed: ObservedStep) -> dict[str, SeenGradient] | None:
+        """Of all members."""
+        return self._saw
 
     def _facts(self, observed: ObservedStep) -> RunFacts:
         assert observed.before is not None
@@ -146,7 +231,6 @@ class BareWatching(Watching):
         precision = DTYPE_NAMES.get(own, "fp32")
         if first is not None and first.autocast.enabled:
             precision = f"autocast {DTYPE_NAMES.get(first.autocast.dtype, 'bf16')}"
-        limits = [clip.limit for clip in self.clips if clip.after == self.micro_steps]
         return RunFacts(
             kind=self.kind,
             framework=self.framework,
@@ -159,12 +243,16 @@ class BareWatching(Watching):
             communication_dtype=DTYPE_NAMES.get(own, "fp32"),
             accumulation_steps=None,
             micro_batch=None,
-            clipping=limits[-1] if limits else 0.0,
+            clipping=self._clipping.limit(self.micro_steps),
             window=self.steps + 1,
             engine=self.number,
             earlier_windows=tuple(self.earlier),
             updates_before=_count(observed, self.steps),
         )
+
+
+def _elements(optimizer: torch.optim.Optimizer) -> int:
+    return sum(p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
 
 
 def _count(observed: ObservedStep, steps: int) -> int:
