@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dsaccum.report.watch import verdict_text
 from tests.watch.running import on_ranks, only_window, watched
 
 LABELS_OF_A_ROW = 16
@@ -115,6 +116,24 @@ def test_fixes_are_in_terms_of_the_framework(
     assert in_fix in window.causes[0].fix
     assert in_summary in window.causes[0].summary
     assert window.effective_batch.configured_accumulation_steps == 4
+
+
+def test_no_weights_are_spoken_of_where_none_are_shown(one_rank: object) -> None:
+    """Parameters changed within the window: no weighting of the micro-batches gives this gradient."""
+    window = only_window(watched("plain_loop", "--mistake", "swapped"))
+    assert window.verdict == "not_equivalent"
+    assert window.step.micro_batch_weights.recovered is None
+    [cause] = window.causes
+    assert "weights above" not in cause.fix
+    assert "change within the window" in cause.fix
+
+
+def test_one_micro_batch_is_and_two_are(one_rank: object) -> None:
+    one = verdict_text(only_window(watched("accelerate_loop", "--mistake", "unprepared")))
+    assert "1 micro-batch on 1 rank is not" in one
+    assert "4 micro-batches on 1 rank are not" in verdict_text(
+        only_window(watched("plain_loop", "--mistake", "not-divided"))
+    )
 
 
 @pytest.mark.parametrize("words", [["trainer"], ["accelerate_loop"]])
