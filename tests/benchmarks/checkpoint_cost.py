@@ -2,8 +2,8 @@
 
 Run: python tests/benchmarks/checkpoint_cost.py [--rounds 15] [--width 512] [--stage 0]. Ours writes aside, waits for
 the disk, keeps checksums, and renames. ``bare`` is ``engine.save_checkpoint``; ``durable`` calls fsync on each of its
-files and directories afterwards. Loading: ``engine.load_checkpoint`` of the same files, with and without reading them once
-before to compare their checksums.
+files and directories afterwards. Loading: ``engine.load_checkpoint`` of the same files, with and without reading them
+once before to compare their checksums.
 """
 
 from __future__ import annotations
