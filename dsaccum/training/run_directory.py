@@ -82,8 +82,10 @@ class RunDirectory:
 
     def status(self) -> str | None:
         """What ``run.json`` says of the run; None where it says nothing."""
-        record = self.read_record()
-        return str(record["status"]) if record is not None and "status" in record else None
+        try:
+            return str(json.loads((self.path / RECORD).read_text(encoding="utf-8"))["status"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def check_new_directory(wanted: str | None) -> None:

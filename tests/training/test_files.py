@@ -22,7 +22,7 @@ from dsaccum.training.run_directory import RunDirectory
 
 
 def step(number: int, loss: float | None = 1.0) -> StepMetrics:
-    return StepMetrics(number, 16 * number, 100 * number, loss, 1e-3, 1.0, 0.1, loss is not None)
+    return StepMetrics(number, 16 * number, 100 * number, loss, 1e-3, 1.0, 0.1, loss is not None, 16)
 
 
 class FullDisk:

@@ -89,6 +89,7 @@ def test_a_task_of_the_main_script_is_refused(pool: RankPool, monkeypatch: pytes
         pool.run(process_id)
 
 
+@pytest.mark.slow
 def test_worn_ranks_are_replaced_before_the_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
     with RankPool(1) as pool:
         first = pool.run(process_id)
@@ -259,6 +260,7 @@ def test_ranks_start_where_stdin_is_closed(repository: Path, tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "once\n1\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(repository: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(repository=str(repository), world_size=1) + "print(len(pool.run(process_id)))\n")
@@ -272,8 +274,14 @@ def test_a_script_without_a_main_guard_runs_once(repository: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("number", "call", "end"),
     [
-        pytest.param(signal.SIGINT, "work()", sleep, id="ctrl-c"),
-        pytest.param(signal.SIGKILL, "threading.Thread(target=work).start()", sleep, id="killed, started in a thread"),
+        pytest.param(signal.SIGINT, "work()", sleep, id="ctrl-c", marks=pytest.mark.slow),
+        pytest.param(
+            signal.SIGKILL,
+            "threading.Thread(target=work).start()",
+            sleep,
+            id="killed, started in a thread",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(signal.SIGKILL, "work()", never_give_python_back, id="killed, lock held"),
     ],
 )

@@ -44,6 +44,7 @@ def test_a_wrong_script_fails_with_the_report(monkeypatch: pytest.MonkeyPatch) -
     assert max(map(len, said.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_window_that_does_not_come_is_no_proof() -> None:
     with pytest.raises(AssertionError) as raised:
         assert_script_equivalent(PLAIN, window=(2, 99), environment=HERE)
