@@ -10,11 +10,14 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.verification.records.watch import WatchRecord
+
+if TYPE_CHECKING:
+    from dsaccum.verification.records.watch import WatchRecord
 
 MARK = "DSACCUM_WATCHED_RUN"
 """Environment variable that all processes of a run inherit, whatever sessions they start."""
@@ -71,6 +74,8 @@ def watch_script(
             raise ScriptFailed(f"{script} {how}\n{_last_lines(output)}")
         if not record.exists():
             raise ScriptFailed(f"{script} ended without a record\n{_last_lines(output)}")
+        from dsaccum.verification.records.watch import WatchRecord  # pydantic comes with it
+
         return WatchRecord.read(record)
 
 

@@ -80,7 +80,7 @@ class StubPool:
 
     made: list[StubPool] = []  # noqa: RUF012
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, threads_per_rank: int | None = None) -> None:
         self.world_size, self.started, self.closed = world_size, 0, 0
         self.made.append(self)
 

@@ -128,6 +128,7 @@ def until(run: Path, steps: int) -> None:
         time.sleep(0.01)
 
 
+@SLOW
 def test_the_same_losses_as_on_one_machine(tmp_path: Path, wire: Wire) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert train(one, *FLAGS, ranks=2).code == 0

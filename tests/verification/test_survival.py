@@ -221,6 +221,7 @@ def test_nan_in_one_micro_batch_is_a_named_cause(run: Callable[..., Running], tm
     assert_nothing_left(command)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it(run: Callable[..., Running], tmp_path: Path) -> None:
     command = run(model=factory(tmp_path, "sleeps"))
     command.wait_until_rank_1_stands()

@@ -125,7 +125,7 @@ def test_no_weights_are_spoken_of_where_none_are_shown(one_rank: object) -> None
     assert window.step.micro_batch_weights.recovered is None
     [cause] = window.causes
     assert "weights above" not in cause.fix
-    assert "change within the window" in cause.fix
+    assert "let nothing write to the parameters" in cause.fix
 
 
 def test_one_micro_batch_is_and_two_are(one_rank: object) -> None:
