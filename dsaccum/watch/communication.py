@@ -6,8 +6,8 @@ each micro-step by design, DDP does where it is not told to wait: the gradient i
 
 from __future__ import annotations
 
-from dsaccum.verification.measures.communication import REDUCED_EVERY_MICRO_STEP
-from dsaccum.verification.records.parts import CommunicationRecord, MicroStepRecord
+from dsaccum.verification.measures.communication import REDUCED_EVERY_MICRO_STEP, micro_step_records
+from dsaccum.verification.records.parts import CommunicationRecord
 from dsaccum.verification.records.record import ClaimState
 from dsaccum.watch.window import RankWindow, WatchedWindow
 
@@ -70,16 +70,7 @@ def communication_record(window: WatchedWindow) -> CommunicationRecord:
         return CommunicationRecord(reason=first.measured.reason)
     due = first.expected_gradient_bytes
     return CommunicationRecord(
-        per_micro_step=[
-            MicroStepRecord(
-                micro_step=each.micro_step,
-                operations=each.operations,
-                gradient_bytes=each.gradient_bytes,
-                parameter_bytes=each.parameter_bytes,
-                control_bytes=each.control_bytes,
-            )
-            for each in first.measured.traffic
-        ],
+        per_micro_step=micro_step_records(first.measured.traffic),
         expected_gradient_bytes=due[-1] if due else None,
         only_at_boundary=reduced_early(window) is None and all(_bytes(rank)[-1:] > [0] for rank in window.ranks),
         reason=_why_early(window),

@@ -244,19 +244,24 @@ def _finding(traffic: Traffic, steps: int) -> dict[str, Any] | None:
     }
 
 
+def micro_step_records(traffic: Iterable[MicroStepTraffic]) -> list[MicroStepRecord]:
+    """One rank's traffic, by micro-step."""
+    return [
+        MicroStepRecord(
+            micro_step=each.micro_step,
+            operations=each.operations,
+            gradient_bytes=each.gradient_bytes,
+            parameter_bytes=each.parameter_bytes,
+            control_bytes=each.control_bytes,
+        )
+        for each in traffic
+    ]
+
+
 def _record(traffic_by_rank: Sequence[Traffic], steps: int, reason: str) -> CommunicationRecord:
     first = traffic_by_rank[0]
     return CommunicationRecord(
-        per_micro_step=[
-            MicroStepRecord(
-                micro_step=each.micro_step,
-                operations=each.operations,
-                gradient_bytes=each.gradient_bytes,
-                parameter_bytes=each.parameter_bytes,
-                control_bytes=each.control_bytes,
-            )
-            for each in first.measured
-        ],
+        per_micro_step=micro_step_records(first.measured),
         expected_gradient_bytes=_due(first, steps)[-1],
         only_at_boundary=all(_is_only_at_boundary(traffic, steps) for traffic in traffic_by_rank),
         witnesses=_witnesses(first, steps, agree=all(traffic.witnesses_agree for traffic in traffic_by_rank)),
