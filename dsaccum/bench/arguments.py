@@ -26,7 +26,7 @@ class BenchArguments:
         experiment: the experiment YAML; None for the default one.
         accumulation_steps: the N to try; empty for 1, 2, 4, ... as far as they divide E / W.
         ranks: W; None for as many as there are cores, at most 2.
-        rounds: in each, every candidate runs once, from the same initial weights.
+        rounds: in each, every split runs once, from the same initial weights; even ones mirror each other's order.
         windows: timed ones of each round.
         label: a name to keep the record under.
         overrides: ``section.key=value`` for fields of the YAML.
@@ -41,8 +41,8 @@ class BenchArguments:
     experiment: Path | None = None
     accumulation_steps: tuple[int, ...] = ()
     ranks: int | None = None
-    rounds: int = 3
-    windows: int = 6
+    rounds: int = 4
+    windows: int = 5
     label: str | None = None
     overrides: tuple[str, ...] = ()
     verbose: bool = False

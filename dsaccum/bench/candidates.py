@@ -39,10 +39,7 @@ def _powers_of_two(rows: int) -> list[int]:
 
 
 def in_turn(count: int, round_number: int) -> list[int]:
-    """The order of a round: each candidate comes first once, and its neighbours change sides every other round.
-
-    A machine that slows down or speeds up so hurts all of them alike.
-    """
-    shift = round_number % count
+    """The order of a round. The next one runs it backwards, so that a steady drift of the machine hurts all alike."""
+    shift = round_number // 2 % count
     order = [*range(shift, count), *range(shift)]
     return order[::-1] if round_number % 2 else order

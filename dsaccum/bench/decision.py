@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -34,9 +35,21 @@ def overall(candidates: Sequence[CandidateRecord]) -> tuple[Word | None, str]:
     for word in ("reject", "accept", "tune"):
         found = [each for each in candidates if each.word == word]
         if found:
-            best = min(found, key=lambda each: each.memory.peak_bytes if each.memory else 0)
+            best = recommended(found)
             return best.word, f"N = {best.accumulation_steps}, B = {best.micro_batch}: {best.reason}"
     return None, "no two splits ran whose memory could be compared"
+
+
+def recommended(candidates: Sequence[CandidateRecord]) -> CandidateRecord:
+    """The quickest of those that need hardly more memory than the one that needs least.
+
+    Args:
+        candidates: at least one.
+    """
+    peaks = [each.memory.peak_bytes for each in candidates if each.memory is not None]
+    enough = (1 + LEAST_SAVING) * min(peaks, default=0)
+    frugal = [each for each in candidates if each.memory is not None and each.memory.peak_bytes <= enough]
+    return min(frugal or candidates, key=lambda each: each.time.median_s if each.time else math.inf)
 
 
 def _judged(candidate: CandidateRecord, base: CandidateRecord | None) -> CandidateRecord:

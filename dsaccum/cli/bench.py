@@ -114,7 +114,7 @@ def _show_plan(arguments: BenchArguments) -> ExitCode:
         progress.stage("reading config, data and model")
         quiet_libraries()
         from dsaccum.bench.run import prepare
-        from dsaccum.report.bench import print_plan
+        from dsaccum.bench.table import print_plan
 
         prepared = prepare(arguments)
     show(lambda: print_plan(prepared))
@@ -132,7 +132,7 @@ def _run(arguments: BenchArguments, record_path: Path | None, plot_path: Path | 
         from dsaccum.bench.run import bench
 
         record = bench(arguments, progress)
-    from dsaccum.report.bench import print_bench
+    from dsaccum.bench.table import print_bench
 
     for path in (arguments.labelled, record_path):  # first, so that nothing of it is lost
         if path is not None:

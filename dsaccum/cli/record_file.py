@@ -42,7 +42,7 @@ def write_plot(record: BenchRecord, path: Path) -> None:
     Raises:
         NotCarriedOut: it could not be written after all.
     """
-    from dsaccum.report.bench_plot import draw
+    from dsaccum.bench.plot import draw
 
     with _written("plot", path):
         draw(record, path)

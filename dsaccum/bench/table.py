@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from dsaccum.bench.decision import recommended
 from dsaccum.bench.record import BenchRecord, CandidateRecord
 from dsaccum.report.figures import NOT_MEASURED, counted, plain, size
 from dsaccum.report.layout import LABEL, RIGHT, WIDTH, WRONG, columns, heading, labelled, listed, print_lines
@@ -121,8 +122,7 @@ def _verdict(record: BenchRecord) -> str:
 def _next(record: BenchRecord) -> str | None:
     if record.word != "accept":
         return None
-    accepted = [each for each in record.candidates if each.word == "accept" and each.memory is not None]
-    best = min(accepted, key=lambda each: each.memory.peak_bytes if each.memory else 0)
+    best = recommended([each for each in record.candidates if each.word == "accept"])
     if best.accumulation_steps == record.configured_accumulation_steps:
         return None
     return f"--accum-steps {best.accumulation_steps} --micro-batch {best.micro_batch} trains that way"

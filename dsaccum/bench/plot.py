@@ -51,7 +51,7 @@ def _draw_memory(axes: Any, shown: list[CandidateRecord]) -> None:
         heights = [(getattr(each.memory.by_category, category) or 0) / _MIB for each in shown if each.memory]
         axes.bar(places, heights, bottom=below, label=name, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
         below = [bottom + height for bottom, height in zip(below, heights, strict=True)]
-    axes.set_ylabel("peak memory of a rank, MiB")
+    axes.set_ylabel("peak memory of a rank, MiB", fontsize=8)
     axes.legend(fontsize=6, frameon=False)
     _finish(axes, shown)
 
@@ -63,7 +63,7 @@ def _draw_time(axes: Any, shown: list[CandidateRecord]) -> None:
         [time.seconds for time in times], positions=list(places), whis=(5, 95), showfliers=False, widths=0.5,
         medianprops={"color": "black"},
     )  # fmt: skip
-    axes.set_ylabel("optimizer step, s (box: quartiles, whiskers: 5 to 95 %)", fontsize=7)
+    axes.set_ylabel("optimizer step, s (whiskers: 5 to 95 %)", fontsize=8)
     axes.set_ylim(bottom=0)
     _finish(axes, shown)
 
