@@ -12,6 +12,7 @@ import typer
 
 from dsaccum import __version__
 from dsaccum.cli.audit import audit_command
+from dsaccum.cli.bench import bench_command
 from dsaccum.cli.doctor import doctor_command
 from dsaccum.cli.faults import faults_command
 from dsaccum.cli.outcome import refuse
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command("verify")(verify_command)
 app.command("faults")(faults_command)
 app.command("audit")(audit_command)
+app.command("bench")(bench_command)
 app.command("doctor")(doctor_command)
 
 

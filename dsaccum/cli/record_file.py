@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dsaccum.cli.outcome import NotCarriedOut
 
 if TYPE_CHECKING:
+    from dsaccum.bench.record import BenchRecord
     from dsaccum.records import Record
 
 
@@ -33,6 +34,18 @@ def write_report(record: Record, path: Path) -> None:
 
     with _written("report", path):
         write_html(record, path)
+
+
+def write_plot(record: BenchRecord, path: Path) -> None:
+    """Draw it.
+
+    Raises:
+        NotCarriedOut: it could not be written after all.
+    """
+    from dsaccum.bench.plot import draw
+
+    with _written("plot", path):
+        draw(record, path)
 
 
 @contextmanager

@@ -137,7 +137,7 @@ def verify_command(
             command=("dsaccum", *context.obj),
         )
         check_new_files({"--json": json, "--html": html})
-        _read_early(deepspeed, experiment)
+        read_early(deepspeed, experiment)
         return _verify_and_report(arguments, json, html)
 
     return exit_code_of(work, verbose=verbose)
@@ -175,7 +175,7 @@ def _judged(record: VerifyRecord, *, strict: bool) -> ExitCode:
     return ExitCode.EQUIVALENT
 
 
-def _read_early(deepspeed: Path, experiment: Path | None) -> None:
+def read_early(deepspeed: Path, experiment: Path | None) -> None:
     """Before torch is loaded, which takes seconds: a mistyped name or a missing comma is answered at once."""
     read_json_object(deepspeed)
     if experiment is not None:

@@ -138,27 +138,36 @@ def read_case(arguments: VerifyArguments) -> PreparedCase:
         ConfigError: whatever the user can mend.
     """
     with overrides_named(arguments.overrides):
-        schema = installed_schema()
-        source = str(_experiment_file(arguments.experiment))
-        experiment = load_experiment(source, arguments.overrides)
-        stepping = plan_stepping(
-            read_json_object(arguments.deepspeed),
-            arguments.deepspeed,
-            experiment,
-            schema,
-            ranks=_ranks(arguments.ranks, schema.machine),
-            accumulation_steps=arguments.accumulation_steps,
-            micro_batch=arguments.micro_batch,
-            steps=arguments.steps,
-        )
-        if arguments.experiment is None:
-            # The default one has a value for many an "auto"; that a JSON does not ask for all of them is no news.
-            unused = unused_auto_values(stepping.settings.config, experiment)
-            stepping = replace(stepping, warnings=[line for line in stepping.warnings if line not in unused])
-        loss = None if experiment.loss.factory is None else build_loss(experiment.loss.factory, source=source)
-        sources = Sources(experiment, source, load_data(experiment.data, source), loss)
+        stepping, sources = read_sources(arguments)
         wanted = Wanted(arguments.loop, arguments.remedies, arguments.full_size)
         return prepare_case(stepping, sources, wanted)
+
+
+def read_sources(arguments: VerifyArguments) -> tuple[Stepping, Sources]:
+    """Read the JSON and the files beside it, without a model. To be called inside ``overrides_named``.
+
+    Raises:
+        ConfigError: whatever the user can mend.
+    """
+    schema = installed_schema()
+    source = str(_experiment_file(arguments.experiment))
+    experiment = load_experiment(source, arguments.overrides)
+    stepping = plan_stepping(
+        read_json_object(arguments.deepspeed),
+        arguments.deepspeed,
+        experiment,
+        schema,
+        ranks=_ranks(arguments.ranks, schema.machine),
+        accumulation_steps=arguments.accumulation_steps,
+        micro_batch=arguments.micro_batch,
+        steps=arguments.steps,
+    )
+    if arguments.experiment is None:
+        # The default one has a value for many an "auto"; that a JSON does not ask for all of them is no news.
+        unused = unused_auto_values(stepping.settings.config, experiment)
+        stepping = replace(stepping, warnings=[line for line in stepping.warnings if line not in unused])
+    loss = None if experiment.loss.factory is None else build_loss(experiment.loss.factory, source=source)
+    return stepping, Sources(experiment, source, load_data(experiment.data, source), loss)
 
 
 def plan_stepping(

@@ -85,10 +85,11 @@ def memory_cases(case: Case) -> list[Case]:
     """
     steps, rows = min(case.batch.accumulation_steps, MOST_MICRO_STEPS), case.batch.micro_batch
     splits = [(1, rows), (2, rows)] if steps == 1 else [(1, steps * rows), (steps, rows), (2 * steps, rows)]
-    return [_with_equal_rows(case.split(*split)) for split in splits]
+    return [with_equal_rows(case.split(*split)) for split in splits]
 
 
-def _with_equal_rows(case: Case) -> Case:
+def with_equal_rows(case: Case) -> Case:
+    """The case with one window, all of whose rows are as long as rows can be."""
     samples = _equal_rows(case.samples, case.batch.total)
     return replace(
         case,

@@ -55,7 +55,7 @@ class Ran:
 
 def run_case(context: RankContext, case: Case, /) -> Ran:
     """Run the case's windows under capture, then one more for the traffic alone."""
-    with _subject(context, case) as subject:
+    with subject_of(context, case) as subject:
         loop = loop_of(case.loop)
         context.send(describe_start(subject))
         random_states = [random_state(subject.engine.device)]
@@ -76,13 +76,20 @@ def run_case(context: RankContext, case: Case, /) -> Ran:
 
 def measure_memory_of(context: RankContext, case: Case, /) -> MemoryPeak:
     """The peak of one window of the case, after a first one that made the optimizer's states."""
-    with _subject(context, case) as subject:
+    with subject_of(context, case) as subject:
         loop, windows = loop_of(case.loop), _windows(context, case.with_windows(case.windows[:1]))
         return measure_peak(subject, case, lambda: loop(subject, windows))
 
 
 @contextmanager
-def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
+def subject_of(context: RankContext, case: Case, *, dropout: bool = False) -> Iterator[Subject]:
+    """The case's engine, new on this rank.
+
+    Args:
+        context: of the rank.
+        case: what is run.
+        dropout: whether the model keeps its own; a verification has none.
+    """
     fault = _mistake(case)
     case = fault.alter(case)
     torch.manual_seed(case.experiment.run.seed)
@@ -97,7 +104,7 @@ def _subject(context: RankContext, case: Case) -> Iterator[Subject]:
         source=case.source,
     )
     model = fault.alter_model(fault_of(case.fault).request_model(model))
-    drops = bool(remove_dropout(model))
+    drops = not dropout and bool(remove_dropout(model))
     loss = build_loss(case.experiment.loss.factory, source=case.source)
     context.at(0, 0, "building the engine")
     forget_earlier_engines()
