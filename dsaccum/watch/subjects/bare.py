@@ -16,8 +16,13 @@ from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.operations import aside
 from dsaccum.watch.subjects.end_clipping import EndClipping
 from dsaccum.watch.subjects.members import Member, saw_together, together
+from dsaccum.watch.subjects.plain import PlainAdapter
 from dsaccum.watch.watching import DTYPE_NAMES, Watching
 from dsaccum.watch.window import RunFacts
+
+LONGEST = 16
+"""Times as many micro-steps as an earlier window had: then its optimizer won't step any more, and what is kept of each
+micro-step would fill the memory."""
 
 
 def unwrapped(root: nn.Module) -> tuple[nn.Module, Any, str]:
@@ -60,6 +65,7 @@ class BareWatching(Watching):
         self._reading = False
         self._root = root
         self._passes = 0
+        self._alternates = False
         self._clipping = EndClipping(dict(module.named_parameters()))
 
     def first_step_made(self) -> None:
@@ -71,7 +77,7 @@ class BareWatching(Watching):
     def join(self, optimizer: torch.optim.Optimizer) -> bool:
         """Another optimizer has made its first step; whether it belongs here, and steps when the others do."""
         names = self._members[0].adapter.names
-        own = {id(p) for group in optimizer.param_groups for p in group["params"] if id(p) in names}
+        own = {id(p) for group in optimizer.param_groups for p in group["params"] if id(p) in names and p.requires_grad}
         if not own or self.over:
             return False
         taken = {id(p) for member in self._members for p in member.adapter.stepped.values()}
@@ -80,6 +86,30 @@ class BareWatching(Watching):
             return False
         self._members.append(Member(self.module, optimizer, self._backward))
         return True
+
+    def structure(self) -> Skeleton:
+        """As it is now: scripts add layers, and change what is no parameter."""
+        for member in self._members:
+            member.adapter = PlainAdapter(self.module, member.optimizer)
+        return Skeleton(self.module)
+
+    def skipped(self) -> None:
+        """A ``GradScaler`` found a gradient that is not finite: there was no step, and the window begins anew."""
+        self._passes = 0
+        if self.recording:
+            self.stop_recording()
+            self.desk.say(
+                f"optimizer step {self.steps + 1} was skipped by its GradScaler, for a gradient was not finite; the "
+                "next one is looked at in its place"
+            )
+            self.begin_if_due()
+
+    def another_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """One that may be none of these: then what came before may have been for it, as when two models alternate."""
+        if self._member(optimizer) is None:
+            self._alternates = True
+            if self.recorder is not None:
+                self.recorder.another_stepped()
 
     def left(self) -> None:
         """Nothing stays on the run."""
@@ -92,6 +122,8 @@ class BareWatching(Watching):
             self._passes += 1
         if self._stepped:
             self._cut_short()
+        if self.recording and self.earlier and self._passes > LONGEST * max(self.earlier):
+            self.refuse(f"a window of more than {LONGEST} times as many micro-steps as any before")
 
     def _cut_short(self) -> None:
         """Not all members stepped before the next backward: those that didn't have a boundary of their own."""
@@ -108,7 +140,7 @@ class BareWatching(Watching):
                 member.observed = None
             self.stop_recording()
             self.left()
-            self.desk.say(
+            self.desk.miss(
                 f"not judged: {sum(self._aside.values()):,} parameters of {type(self.module).__name__} are stepped at "
                 "other micro-steps than the rest of it; the script goes on"
             )
@@ -190,7 +222,7 @@ class BareWatching(Watching):
                 self.stepped()
         elif len(self._stepped) == 1:
             passes, self._passes = self._passes, 0
-            if passes:
+            if passes and not self._alternates:  # else some of them were not for this one
                 self.earlier.append(passes)
             self.stepped()
         if complete:

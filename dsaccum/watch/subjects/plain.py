@@ -37,7 +37,7 @@ class PlainAdapter:
     def gradients(self) -> dict[str, Tensor | None]:
         """As they are now."""
         return {
-            name: None if p.grad is None else p.grad.detach().to("cpu", copy=True)
+            name: None if p.grad is None else dense(p.grad.detach()).to("cpu", copy=True)
             for name, p in self.stepped.items()
             if p.requires_grad
         }
@@ -69,6 +69,11 @@ class PlainAdapter:
     def checksums(self) -> dict[str, int]:
         """Of every parameter."""
         return {name: checksum(p) for name, p in self.parameters.items()}
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """An embedding's may be sparse."""
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 def _copy(tensor: Any) -> Tensor:
