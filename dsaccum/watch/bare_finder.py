@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dsaccum.watch.desk import Desk
+from dsaccum.watch.fsdp import NotGathered
 from dsaccum.watch.module_copy import CannotCopy, Skeleton
 from dsaccum.watch.scaling import ScalerListener
 from dsaccum.watch.subjects.bare import BareWatching, unwrapped
@@ -110,7 +111,7 @@ class BareFinder:
             self._watched[id(optimizer)] = None
             try:
                 self._watched[id(optimizer)] = self._found(optimizer, closure=_closure(arguments, keywords))
-            except CannotCopy as error:
+            except (CannotCopy, NotGathered) as error:
                 self._desk.refuse(error)
             except Exception as error:
                 self._desk.give_up("this optimizer can't be watched", error)

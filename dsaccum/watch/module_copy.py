@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsaccum.watch.fsdp import put_former_parts
+
 
 class CannotCopy(Exception):
     """The module can't be copied or computed again; the message says why."""
@@ -36,6 +38,7 @@ class Skeleton:
         self._hooks = {name: list((p._backward_hooks or {}).values()) for name, p in module.named_parameters()}
         memo: dict[int, Any] = dict(empty)
         try:
+            put_former_parts(module, memo)
             self._module = copy.deepcopy(module, memo)
         except Exception as error:
             raise CannotCopy(f"its module can't be copied ({type(error).__name__}: {error})") from error

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dsaccum.instruments.replicas import checksum
+from dsaccum.watch.fsdp import is_sharded, own_part
 from dsaccum.watch.measuring import WindowMeasures
 from dsaccum.watch.module_copy import buffers_of, modes_of
 from dsaccum.watch.operations import aside
@@ -142,6 +143,7 @@ class Recorder:
         self._forward_of = 0
         self._first_sums: dict[str, int] | None = None
         self._another_stepped = False
+        self._sharded = is_sharded(module)  # then its parameters are whole in a forward, and parts in between
         self.changed: tuple[int, str] | None = None
         self.left_over: list[str] = []
         self.forwards: list[Forward] = []
@@ -214,7 +216,7 @@ class Recorder:
 
     def _look_at_parameters(self) -> None:
         """By value: a swap through ``.data`` counts no version up, and weights swapped back are the same again."""
-        if self.changed is not None:
+        if self.changed is not None or self._sharded:
             return
         sums = {name: checksum(p) for name, p in self._module.named_parameters()}
         if self._first_sums is None:
@@ -315,8 +317,8 @@ class Recorder:
 
 
 def norm_of(tensor: Tensor) -> float:
-    """In float64."""
-    values = tensor.detach()
+    """In float64, of this rank's part."""
+    values = own_part(tensor.detach())
     if values.layout != torch.strided:
         values = values.to_dense()
     return float(torch.linalg.vector_norm(values, dtype=torch.float64))

@@ -86,8 +86,8 @@ class Watching:
     def before_clip(self, tensors: list[Tensor]) -> None:
         """Called before the script clips."""
 
-    def after_clip(self, norm: float, limit: float) -> None:
-        """Called after it."""
+    def after_clip(self, norm: Any, limit: float) -> None:
+        """Called after it; the norm may still lie on several ranks."""
         self.clips.append(Clip(self.micro_steps, norm, limit))
 
     def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:

@@ -58,7 +58,7 @@ def test_an_engine_that_is_refused_is_no_proof(monkeypatch: pytest.MonkeyPatch) 
     """Whatever the others are; it is the record that counts, and not the launch."""
     refused = "not watched: a pipeline engine; the script goes on"
     right = WindowRecord.model_construct(window=3, verdict="equivalent")
-    engine = WatchedRecord.model_construct(number=1, kind="DeepSpeed", windows=[right])
+    engine = WatchedRecord.model_construct(number=1, kind="DeepSpeed", windows=[right, right])
     record = WatchRecord.model_construct(verdict="equivalent", engines=[engine], messages=[refused], unproven=[refused])
     monkeypatch.setattr("dsaccum.testing.watch_script", lambda *_, **__: record)
     with pytest.raises(AssertionError) as raised:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dsaccum.instruments.gradients import ObservedStep
 from dsaccum.instruments.optimizer_saw import SeenGradient
 from dsaccum.watch.desk import Desk, framework, scaler_steps
+from dsaccum.watch.fsdp import class_name, group_of
 from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.operations import aside
 from dsaccum.watch.subjects.end_clipping import EndClipping
@@ -26,9 +27,15 @@ micro-step would fill the memory."""
 
 
 def unwrapped(root: nn.Module) -> tuple[nn.Module, Any, str]:
-    """The user's own module, the ranks that share its gradient, and what kind of run it is."""
+    """The user's own module, the ranks that share its gradient, and what kind of run it is.
+
+    Raises:
+        NotGathered: its parameters are sharded in a way that is not watched.
+    """
     if isinstance(root, nn.parallel.DistributedDataParallel):
         return root.module, root.process_group, "DDP"
+    if (group := group_of(root)) is not None:
+        return root, group, "FSDP2"
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return root, None, "bare, several ranks"
     return root, None, "bare"
@@ -155,7 +162,7 @@ class BareWatching(Watching):
         with aside():
             self._clipping.before(tensors, self.micro_steps)
 
-    def after_clip(self, norm: float, limit: float) -> None:
+    def after_clip(self, norm: Any, limit: float) -> None:
         """What it did."""
         super().after_clip(norm, limit)
         self._clipping.after(norm, limit)
@@ -195,6 +202,7 @@ class BareWatching(Watching):
         try:
             with aside():
                 if first:
+                    self.clips = [clip.with_whole_norm() for clip in self.clips]
                     self._scaled = scaler_steps()
                     self._values = {name: value.clone() for name, value in member.adapter.values().items()}
                 member.before_step(self._clipping, self.micro_steps)
@@ -222,7 +230,7 @@ class BareWatching(Watching):
                 self.stepped()
         elif len(self._stepped) == 1:
             passes, self._passes = self._passes, 0
-            if passes and not self._alternates:  # else some of them were not for this one
+            if passes and not self._alternates and self.kind != "FSDP2":  # else they are others', or not all are seen
                 self.earlier.append(passes)
             self.stepped()
         if complete:
@@ -266,7 +274,7 @@ class BareWatching(Watching):
         return RunFacts(
             kind=self.kind,
             framework=self.framework,
-            model=type(self.module).__name__,
+            model=class_name(self.module),
             parameters=sum(value.numel() for value in observed.before.parameters.values()),
             trained=sum(value.numel() for value in trained.values()),
             zero_stage=None,
