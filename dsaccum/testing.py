@@ -15,9 +15,9 @@ each call starts its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.verification.api import verify
@@ -99,40 +99,34 @@ def assert_same_update(
 def assert_script_equivalent(
     script: str | os.PathLike[str],
     *words: str,
-    ranks: int | None = None,
     window: int | tuple[int, ...] = 3,
-    to_the_end: bool = False,
-    timeout_s: float = 600,
-    folder: str | os.PathLike[str] | None = None,
-    environment: Mapping[str, str] | None = None,
+    **keywords: Any,
 ) -> WatchRecord:
     """Fail unless every window of a script that is watched is right; the message is the verdict with causes and fixes.
 
-    Args are those of ``watch_script``.
+    Args:
+        script: its path; or ``"-m"``, and the module's name as the first of the words.
+        words: its own arguments.
+        window: which optimizer steps to look at, from 1.
+        keywords: of ``watch_script``: ``ranks``, ``to_the_end``, ``timeout_s``, ``folder``, ``environment``.
 
     Returns:
         The record, for further assertions.
 
     Raises:
-        AssertionError: a window is wrong or did not come, or nothing is proven.
+        AssertionError: a window is wrong or did not come, something that trains was not watched, or nothing is proven.
         ConfigError: there is no such script, or no such number of ranks.
         ScriptFailed: it ended with an error, took too long, or left no record.
     """
     __tracebackhide__ = True
-    record = watch_script(
-        script,
-        *words,
-        ranks=ranks,
-        window=window,
-        to_the_end=to_the_end,
-        timeout_s=timeout_s,
-        folder=folder,
-        environment=environment,
-    )
+    record = watch_script(script, *words, window=window, **keywords)
     asked = {window} if isinstance(window, int) else set(window)
     reached = all(asked <= {each.window for each in engine.windows} for engine in record.engines)
-    if record.verdict != "equivalent" or not reached:
+    missing = "not all windows that were asked for came" if not reached else ""
+    if record.unproven and not missing:
+        missing = "not all that trains was watched"
+    if record.verdict != "equivalent" or missing:
         from dsaccum.report.watch import failure_text
 
-        raise AssertionError(failure_text(record) + ("" if reached else "\nnot all windows that were asked for came"))
+        raise AssertionError(f"{failure_text(record)}\n{missing}".rstrip())
     return record

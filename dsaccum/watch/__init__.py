@@ -24,7 +24,7 @@ def attach(window: int | tuple[int, ...] = 3, **keywords: Any) -> Session:
         the session: ``record`` and ``verdict`` so far, and ``end()``, which is called at exit, too.
 
     Raises:
-        ConfigError: a file that is to be written is there already, or cannot be.
+        ConfigError: a window is none, or a file that is to be written is there already, or cannot be.
     """
     from dsaccum.watch.session import Session
 

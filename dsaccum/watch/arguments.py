@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from dsaccum.config.errors import ConfigError
 from dsaccum.report.new_files import check_new_files
 from dsaccum.watch.desk import DEFAULT_WINDOW
 
+MOST_WINDOWS = 10_000
+"""In one range."""
 USAGE = """\
 usage: python -m dsaccum.watch [FLAGS] -- SCRIPT.py ITS ARGUMENTS
        deepspeed --num_gpus W --module dsaccum.watch [FLAGS] -- SCRIPT.py ITS ARGUMENTS
@@ -82,7 +86,7 @@ def parse_arguments(given: Sequence[str]) -> WatchArguments | None:
         elif flag in ("--fail", "--stop-after-window", "--verbose") and not value:
             switches.add(flag)
         elif flag in ("--window", "--json", "--html"):
-            if not value and not words:
+            if not value and (not words or words[0].startswith("-")):
                 raise ConfigError("needs a value", key=flag, fix="see python -m dsaccum.watch --help")
             values[flag] = value or words.pop(0)
         elif word.startswith("-") and word != "-m":
@@ -99,7 +103,8 @@ def parse_arguments(given: Sequence[str]) -> WatchArguments | None:
             "there is no script", key="SCRIPT.py", fix="python -m dsaccum.watch -- SCRIPT.py ITS ARGUMENTS"
         )
     if not is_module and not Path(words[0]).is_file():
-        raise ConfigError("there is no such file", key="SCRIPT.py", value=words[0], fix="check the path")
+        problem = "is a directory" if Path(words[0]).is_dir() else "there is no such file"
+        raise ConfigError(problem, key="SCRIPT.py", value=words[0], fix="check the path")
     json, html = (Path(values[flag]) if flag in values else None for flag in ("--json", "--html"))
     check_new_files({"--json": json, "--html": html})
     return WatchArguments(
@@ -115,6 +120,18 @@ def parse_arguments(given: Sequence[str]) -> WatchArguments | None:
     )
 
 
+def check_module(name: str) -> None:
+    """Looks for the package alone: to look into it would be to import it, before anything is watched.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    with suppress(ImportError, ValueError):
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            return
+    raise ConfigError("there is no such module", key="-m", value=name, fix="check the name, and where you are")
+
+
 def windows_of(text: str) -> tuple[int, ...]:
     """``3``; ``2,5``; ``2-4``.
 
@@ -123,8 +140,14 @@ def windows_of(text: str) -> tuple[int, ...]:
     """
     found: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or int(first) < 1:
+        ends = part.split("-")
+        right = len(ends) <= 2 and all(end.isascii() and end.isdecimal() for end in ends)
+        first, last = (int(ends[0]), int(ends[-1])) if right else (0, 0)
+        if not 1 <= first <= last:
             raise ConfigError("is no optimizer step from 1", key="--window", value=text, fix="--window 3, 2,5 or 2-4")
-        found |= set(range(int(first), int(last or first) + 1))
+        if last - first >= MOST_WINDOWS:
+            raise ConfigError(
+                "is too many", key="--window", value=text, allowed=f"{MOST_WINDOWS:,} at most", fix="each takes time"
+            )
+        found |= set(range(first, last + 1))
     return tuple(sorted(found))

@@ -21,7 +21,7 @@ class ClipListener:
     def __init__(
         self,
         before: Callable[[list[Tensor]], None],
-        after: Callable[[float, float], None],
+        after: Callable[[Any, float], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self.before, self.after, self._failed = before, after, on_failure
@@ -66,7 +66,8 @@ def _install() -> None:
 
 
 def _after(listener: ClipListener, norm: Any, limit: Any) -> None:
-    listener.after(float(norm), float(limit))
+    sharded = hasattr(norm, "full_tensor")  # a part of it on each rank, some of whom may not be listening
+    listener.after(norm if sharded else float(norm), float(limit))
 
 
 def listen_from_the_start() -> None:

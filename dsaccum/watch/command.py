@@ -6,7 +6,7 @@ import os
 import sys
 
 from dsaccum.config.errors import ConfigError
-from dsaccum.watch.arguments import USAGE, WatchArguments, parse_arguments
+from dsaccum.watch.arguments import USAGE, WatchArguments, check_module, parse_arguments
 from dsaccum.watch.script import run_module, run_script
 
 
@@ -15,6 +15,8 @@ def main() -> int:
     first = int(os.environ.get("RANK", 0)) == 0
     try:
         arguments = parse_arguments(sys.argv[1:])
+        if arguments is not None and arguments.is_module:
+            check_module(arguments.script)
     except ConfigError as error:
         if first:
             sys.stderr.write(f"error: {error}\n")

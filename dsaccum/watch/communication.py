@@ -26,7 +26,7 @@ def judge_communication(window: WatchedWindow, *, boundary_right: bool) -> State
     if early := reduced_early(window):
         if facts.zero_stage is not None and facts.zero_stage < 2:
             return _before_the_boundary(early, facts.zero_stage)
-        if facts.zero_stage is None and not early.expected_gradient_bytes:
+        if facts.zero_stage is None and facts.kind != "FSDP2" and not early.expected_gradient_bytes:
             return "untested", "gradients are reduced by the script itself, before the boundary too"
     for rank in ranks:
         due, seen = rank.expected_gradient_bytes, _bytes(rank)
@@ -83,7 +83,8 @@ def _why_early(window: WatchedWindow) -> str | None:
         return None
     if stage is not None:
         return f"ZeRO {stage} reduces at every micro-step by design" if stage >= 2 else "some before the boundary"
-    return "DDP reduces wherever it is not told to wait" if window.facts.kind == "DDP" else "some before the boundary"
+    kind = window.facts.kind
+    return f"{kind} reduces wherever it is not told to wait" if kind in ("DDP", "FSDP2") else "some before the boundary"
 
 
 def _bytes(rank: RankWindow) -> list[int]:

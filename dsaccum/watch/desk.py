@@ -31,6 +31,7 @@ class Desk:
         stop_after: end the script after the last of them, of all subjects.
         verbose: tracebacks of our own failures.
         said: messages so far.
+        unproven: those of them that say what was not looked at to its end, and why.
         subjects: how many were found.
         looked_for: those of them that have windows to come.
         session: of this process, from 1; ranks that meet are in the same one.
@@ -41,6 +42,7 @@ class Desk:
     stop_after: bool = False
     verbose: bool = False
     said: list[str] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
     subjects: int = 0
     looked_for: set[int] = field(default_factory=set)
     session: int = field(default_factory=count(1).__next__)
@@ -50,15 +52,25 @@ class Desk:
         if text in self.said:
             return
         self.said.append(text)
-        with suppress(OSError, ValueError):
+        with suppress(Exception):  # a stream that a script has closed, or put something else in place of
             sys.stderr.write(f"dsaccum.watch: {text}\n")
             sys.stderr.flush()
 
+    def miss(self, text: str) -> None:
+        """Something is not looked at to its end: one line, which keeps the run from being proven right."""
+        self.say(text)
+        if text not in self.unproven:
+            self.unproven.append(text)
+
+    def refuse(self, reason: object) -> None:
+        """Something that trains is not watched at all."""
+        self.miss(f"not watched: {reason}; the script goes on")
+
     def give_up(self, what: str, error: BaseException) -> None:
         """Watching failed; the script goes on."""
-        self.say(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}; the script goes on unwatched")
+        self.miss(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}; the script goes on unwatched")
         if self.verbose:
-            with suppress(OSError, ValueError):
+            with suppress(Exception):
                 sys.stderr.write(traceback.format_exc())
 
     def number(self) -> int:

@@ -99,6 +99,10 @@ class WindowMeasures:
         """No more."""
         self._operations.stop()
 
+    def give_up(self, reason: str) -> None:
+        """Nothing is told of this window."""
+        self._reason = reason
+
     def result(self, micro_steps: int) -> Measured:
         """Of a window that had so many."""
         if self._reason is not None:

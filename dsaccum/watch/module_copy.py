@@ -13,24 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsaccum.watch.fsdp import put_former_parts
+
 
 class CannotCopy(Exception):
-    """The module can't be copied; the message says why."""
+    """The module can't be copied or computed again; the message says why."""
 
 
 class Skeleton:
     """A module's structure and buffers.
 
     Raises:
-        CannotCopy: something in it can't be copied.
+        CannotCopy: something in it can't be copied, or has numbers that are not judged.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        if any(parameter.is_complex() for parameter in module.parameters()):
+            raise CannotCopy("parameters that are complex numbers")
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            raise CannotCopy("a module of TorchScript, where nothing can be seen")
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         empty = {id(parameter): _without_values(parameter) for parameter in module.parameters()}
         self._empty = {self._names[key]: parameter for key, parameter in empty.items()}
+        self._hooks = {name: list((p._backward_hooks or {}).values()) for name, p in module.named_parameters()}
         memo: dict[int, Any] = dict(empty)
         try:
+            put_former_parts(module, memo)
             self._module = copy.deepcopy(module, memo)
         except Exception as error:
             raise CannotCopy(f"its module can't be copied ({type(error).__name__}: {error})") from error
@@ -55,7 +63,10 @@ class Skeleton:
         memo: dict[int, Any] = {}
         for name, empty in self._empty.items():
             value = values[name].detach().to(device, dtype or values[name].dtype, copy=True).reshape(empty.shape)
-            memo[id(empty)] = nn.Parameter(value, requires_grad=name in trained and value.is_floating_point())
+            own = nn.Parameter(value, requires_grad=name in trained and value.is_floating_point())
+            for hook in self._hooks[name] if own.requires_grad else []:  # it may mask what is not to be trained
+                own.register_hook(hook)
+            memo[id(empty)] = own
         module: nn.Module = copy.deepcopy(self._module, memo)
         for owner in module.modules():
             for name, buffer in owner._buffers.items():

@@ -73,15 +73,19 @@ def _groups(step: OptimizerStep, facts: RunFacts) -> list[tuple[list[str], Optim
     for name in step.before.masters:
         options = step.before.options.get(name, {})
         key = repr(sorted((k, repr(v)) for k, v in options.items() if k not in ("params", "step")))
-        grouped.setdefault(key, ([], options))[0].append(name)
+        count = step.before.states.get(name, {}).get("step")  # what is used for the first time has its own
+        grouped.setdefault(f"{key}, {count}", ([], options))[0].append(name)
     return [(names, _rule(_kind(step, options), options)) for names, options in grouped.values()]
 
 
 def _ahead(part: OptimizerStep, facts: RunFacts) -> int:
     """Of several optimizers that a script steps each has a count of its own; with an engine there is one."""
     assert part.before is not None
-    counts = [int(state["step"]) for state in part.before.states.values() if "step" in state]
-    return max(counts) - facts.updates_before if counts and facts.zero_stage is None else 0
+    if facts.zero_stage is not None:
+        return 0
+    states = part.before.states.values()
+    counts = [int(state["step"]) for state in states if "step" in state] or ([] if any(states) else [0])
+    return max(counts) - facts.updates_before if counts else 0
 
 
 _KEPT = {
@@ -98,7 +102,8 @@ def _kind(step: OptimizerStep, options: Mapping[str, Any]) -> str:
     alike = {name for name, own in step.before.options.items() if own.keys() == options.keys()}
     keys = {key for name, state in step.after.states.items() if name in alike for key in state}
     if "exp_avg_sq" in keys:
-        return "Adam"
+        # NAdam, RAdam and SparseAdam keep the same states.
+        return "Adam" if {"amsgrad", "bias_correction"} & options.keys() and "weight_decay" in options else "unknown"
     if "sum" in keys:
         return "Adagrad"
     return "SGD" if keys <= {"momentum_buffer"} else "unknown"

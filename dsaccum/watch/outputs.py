@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def leaves(output: Any) -> dict[str, Tensor]:
@@ -23,7 +23,11 @@ def leaves(output: Any) -> dict[str, Tensor]:
 
 
 def copied(value: Any) -> Any:
-    """Inputs of a forward as they are now: a loop may change its batch in place."""
+    """Inputs of a forward as they are now: a loop may change its batch in place.
+
+    Raises:
+        ValueError: one of them can be used only once.
+    """
     return _mapped(value, lambda tensor: tensor.detach().clone())
 
 
@@ -62,7 +66,19 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*(_mapped(each, change) for each in value))
     if type(value) in (list, tuple):
         return type(value)(_mapped(each, change) for each in value)
-    return value
+    return _copied_object(value)
+
+
+def _copied_object(value: Any) -> Any:
+    """A cache or a generator, which a forward changes; what can't be copied is passed on as it is."""
+    if isinstance(value, nn.Module):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        if isinstance(value, Iterator):
+            raise ValueError("a forward is given an iterator, which can be gone through only once") from error
+        return value
 
 
 def _same(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from dsaccum.watch.module_copy import Skeleton, set_buffers, set_modes
 from dsaccum.watch.outputs import converted, leaves
-from dsaccum.watch.recording import Forward, RandomState
+from dsaccum.watch.recording import Forward, RandomState, norm_of
+from dsaccum.watch.subjects.plain import dense
 from dsaccum.watch.token_log_probs import NAME, read_log_probs
 from dsaccum.watch.tokens import TokenReading, read_tokens
 
@@ -116,7 +117,7 @@ class _Copy:
             found = self._one(module, forward, tokens=tokens)
             if found is not None:
                 readings.append(found)
-        gradient = {name: p.grad.detach() for name, p in module.named_parameters() if p.grad is not None}
+        gradient = {name: dense(p.grad.detach()) for name, p in module.named_parameters() if p.grad is not None}
         return gradient, readings
 
     def _callable(self, module: nn.Module) -> nn.Module:
@@ -141,6 +142,8 @@ class _Copy:
         found = leaves(output)
         if missing := forward.gradients.keys() - found.keys():
             raise NotRepeatable(f"a second forward gives no {sorted(missing)[0] or 'tensor with a gradient'}")
+        if self._dtype is None:
+            _check_repeats(forward, found)
         by_token = (_log_probs(found) or _logits(found, forward)) if tokens else None
         arrived: list[Tensor] = []
         for path in forward.arrived:
@@ -156,6 +159,23 @@ class _Copy:
         if _last(path) == NAME:
             return read_log_probs(values.detach(), arrived[0], forward.keywords)
         return read_tokens(values.detach(), arrived[0], forward.keywords, forward.arguments)
+
+
+def _check_repeats(forward: Forward, found: Mapping[str, Tensor]) -> None:
+    """A copy that computes something else would make a wrong run of a right one.
+
+    Raises:
+        NotRepeatable: it does; or gradients came another way than by the outputs alone.
+    """
+    for path, norm in forward.norms.items():
+        again = norm_of(found[path]) if path in found else 0.0
+        if abs(again - norm) > min(64 * torch.finfo(found[path].dtype).eps, 0.01) * norm:
+            raise NotRepeatable(
+                f"a second forward gives another {path or 'output'}: something in the module has changed since the "
+                "window began, or it draws from a generator of its own"
+            )
+    if len(forward.tasks) > 1 and any(forward.tasks.values()):
+        raise NotRepeatable("a gradient is differentiated again, as a gradient penalty does")
 
 
 def _as_recorded(forward: Forward, path: str, gradient: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ divide by N a second time where logits lead to the loss, and copies of logits le
 
 from __future__ import annotations
 
+import random
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dsaccum.instruments.replicas import checksum
+from dsaccum.watch.fsdp import is_sharded, own_part
 from dsaccum.watch.measuring import WindowMeasures
 from dsaccum.watch.module_copy import buffers_of, modes_of
 from dsaccum.watch.operations import aside
@@ -28,22 +31,33 @@ LARGE_BYTES = 1 << 26
 
 @dataclass
 class RandomState:
-    """What dropout draws from."""
+    """What dropout draws from, and what else a module may: Python's generator, and NumPy's where it is loaded."""
 
     cpu: Tensor
     devices: list[Tensor]
+    python: Any
+    numpy: Any
 
     @classmethod
     def now(cls) -> RandomState:
         """As it is."""
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else [])
+        devices = torch.cuda.get_rng_state_all() if cuda else []
+        numpy = _numpy_random()
+        return cls(torch.get_rng_state(), devices, random.getstate(), numpy.get_state() if numpy else None)
 
     def restore(self) -> None:
         """Make it so."""
         torch.set_rng_state(self.cpu)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            _numpy_random().set_state(self.numpy)
         if self.devices:
             torch.cuda.set_rng_state_all(self.devices)
+
+
+def _numpy_random() -> Any:
+    return sys.modules.get("numpy.random")
 
 
 @dataclass
@@ -77,6 +91,8 @@ class Forward:
         factors: instead, for large outputs that got theirs from another output: what hooks multiplied it by.
         arrived: its norm before the engine's own hooks.
         passed: and after them.
+        norms: of its outputs.
+        tasks: backward passes that came by, and whether each was itself to be differentiated.
         passing: paths where the engine may have hooks.
         micro_step: the micro-step in which it did; from 0.
     """
@@ -91,6 +107,8 @@ class Forward:
     factors: dict[str, float] = field(default_factory=dict)
     arrived: dict[str, float] = field(default_factory=dict)
     passed: dict[str, float] = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)
+    tasks: dict[int, bool] = field(default_factory=dict)
     passing: set[str] = field(default_factory=set)
     micro_step: int | None = None
 
@@ -124,6 +142,8 @@ class Recorder:
         self._module, self._failed, self._measures = module, on_failure, measures
         self._forward_of = 0
         self._first_sums: dict[str, int] | None = None
+        self._another_stepped = False
+        self._sharded = is_sharded(module)  # then its parameters are whole in a forward, and parts in between
         self.changed: tuple[int, str] | None = None
         self.left_over: list[str] = []
         self.forwards: list[Forward] = []
@@ -154,6 +174,16 @@ class Recorder:
             if forward.micro_step is not None:
                 steps[forward.micro_step].append(forward)
         return [step for step in steps if step]
+
+    def another_stepped(self) -> None:
+        """An optimizer of another model: what came so far was for it, if the gradients that it left get cleared."""
+        self._another_stepped = bool(self.calls)
+
+    def _begin_anew(self) -> None:
+        self.forwards = [forward for forward in self.forwards if forward.micro_step is None]
+        self._micro_steps, self.calls, self._forward_of = {}, [], 1
+        if self._measures is not None:
+            self._measures.give_up("another model is trained in between, through this one")
 
     def _before(self, module: nn.Module, arguments: Any, keywords: Any) -> None:
         self._current.append(None)
@@ -186,7 +216,7 @@ class Recorder:
 
     def _look_at_parameters(self) -> None:
         """By value: a swap through ``.data`` counts no version up, and weights swapped back are the same again."""
-        if self.changed is not None:
+        if self.changed is not None or self._sharded:
             return
         sums = {name: checksum(p) for name, p in self._module.named_parameters()}
         if self._first_sums is None:
@@ -204,6 +234,8 @@ class Recorder:
             self._outputs = {}
             for path, tensor in leaves(output).items():
                 self._outputs[id(tensor)] = (forward, path)
+                with aside():
+                    forward.norms[path] = norm_of(tensor)
                 if tensor.numel() == 1:
                     self._scalars.append((weakref.ref(tensor), forward, path))
                 tensor.register_hook(partial(self._arrived, forward, path))
@@ -234,8 +266,15 @@ class Recorder:
             if gradient is None:
                 return
             task = int(torch._C._current_graph_task_id())
+            forward.tasks[task] = torch.is_grad_enabled()
             if forward.micro_step is None:
                 if task not in self._micro_steps:
+                    if self._another_stepped:
+                        self._another_stepped = False
+                        with aside():
+                            cleared = not self._with_gradients()
+                        if cleared:
+                            self._begin_anew()
                     self._micro_steps[task] = len(set(self._micro_steps.values()))
                     if not self.calls:
                         with aside():
@@ -247,7 +286,7 @@ class Recorder:
             else:
                 self._micro_steps.setdefault(task, forward.micro_step)
             with aside():
-                forward.arrived[path] = forward.arrived.get(path, 0.0) + _norm(gradient)
+                forward.arrived[path] = forward.arrived.get(path, 0.0) + norm_of(gradient)
                 if path not in forward.passing:
                     self._keep(forward, path, gradient)
         except Exception as error:
@@ -255,13 +294,13 @@ class Recorder:
 
     def _with_gradients(self) -> list[str]:
         named = self._module.named_parameters()
-        return [name for name, p in named if p.grad is not None and bool(p.grad.detach().any())]
+        return [name for name, p in named if p.grad is not None and norm_of(p.grad) != 0]
 
     def _passed(self, forward: Forward, path: str, gradient: Tensor | None) -> None:
         try:
             if gradient is not None:
                 with aside():
-                    forward.passed[path] = forward.passed.get(path, 0.0) + _norm(gradient)
+                    forward.passed[path] = forward.passed.get(path, 0.0) + norm_of(gradient)
                     self._keep(forward, path, gradient)
         except Exception as error:
             self._failed(error)
@@ -277,8 +316,12 @@ class Recorder:
         forward.gradients[path] = copy if known is None else known + copy
 
 
-def _norm(gradient: Tensor) -> float:
-    return float(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64))
+def norm_of(tensor: Tensor) -> float:
+    """In float64, of this rank's part."""
+    values = own_part(tensor.detach())
+    if values.layout != torch.strided:
+        values = values.to_dense()
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))
 
 
 def _is_compiling() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import runpy
 import sys
@@ -19,13 +20,13 @@ def run_script(path: str, words: Sequence[str]) -> None:
     sys.argv[:] = [path, *words]
     sys.path[0] = os.path.dirname(full)
     with open(full, "rb") as file:
-        code = compile(file.read(), full, "exec")
+        code = compile(file.read(), full, "exec", dont_inherit=True)  # or this file's __future__ would be the script's
     names = __main__.__dict__
     names.clear()
     names.update(
         __name__="__main__",
-        __file__=path,
-        __builtins__=__builtins__,
+        __file__=os.path.join(os.getcwd(), path),
+        __builtins__=builtins,
         __package__=None,
         __spec__=None,
         __doc__=None,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dsaccum.config.errors import ConfigError
 from dsaccum.report.new_files import check_new_files
 from dsaccum.report.watch import print_watch
 from dsaccum.training.opening import installed_versions
@@ -33,7 +34,7 @@ class Session:
         command: for the record.
 
     Raises:
-        ConfigError: a file that is to be written is there already, or cannot be.
+        ConfigError: a window is none, or a file that is to be written is there already, or cannot be.
     """
 
     def __init__(
@@ -47,7 +48,10 @@ class Session:
         report: Callable[[WatchRecord], None] | None = None,
         command: Sequence[str] = (),
     ) -> None:
-        self._json, self._html = (Path(path) if path is not None else None for path in (json, html))
+        if not windows or any(not isinstance(window, int) or window < 1 for window in windows):
+            raise ConfigError("is no optimizer step from 1", key="window", value=windows, fix="window=3, or (2, 5)")
+        # A script may change its directory.
+        self._json, self._html = (Path(path).absolute() if path is not None else None for path in (json, html))
         check_new_files({"json": self._json, "html": self._html})
         self._command, self._began = list(command), time.monotonic()
         self._report = report if report is not None else lambda record: print_watch(record, sys.stderr)
@@ -74,11 +78,14 @@ class Session:
         self._ended = True
         first = int(os.environ.get("RANK", 0)) == 0
         unfinished = self._attachment.unfinished
-        self._attachment.detach()
+        try:
+            self._attachment.detach()
+        except Exception as error:  # whatever it is, it must not change how the script ends
+            self.desk.give_up("the watch could not be taken off", error)
         wanted = ", ".join(map(str, self.desk.windows))
         if first:
             for text in unfinished:
-                self.desk.say(f"window {wanted} was not reached: {text}; --window 1 is the earliest")
+                self.desk.miss(f"window {wanted} was not reached: {text}; --window 1 is the earliest")
             if not self._engines and not unfinished and not self.desk.said:
                 self.desk.say("nothing to watch: no engine was made, and no optimizer stepped")
             self._write()
@@ -101,7 +108,7 @@ class Session:
         broken = [rank for rank in window.ranks if rank.failure]
         if broken:
             first = broken[0]
-            self.desk.say(f"rank {first.rank}: {first.failure}; the script goes on unwatched")
+            self.desk.miss(f"rank {first.rank}: {first.failure}; the script goes on unwatched")
             return
         try:
             judged = judge(window)
@@ -120,6 +127,7 @@ class Session:
             verdict=worst([window.verdict for engine in engines for window in engine.windows]),
             engines=engines,
             messages=self.desk.said,
+            unproven=self.desk.unproven,
             versions=installed_versions(),
             hardware=hardware(),
             command=self._command,

@@ -22,7 +22,7 @@ from dsaccum.watch.measuring import Measured, WindowMeasures
 from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.outputs import tensors_in
 from dsaccum.watch.ranks import all_agree, decline, gathered, world_of
-from dsaccum.watch.recompute import recompute
+from dsaccum.watch.recompute import NotRepeatable, recompute
 from dsaccum.watch.recording import Forward, Recorder
 from dsaccum.watch.rows_fed import RowPrints, prints_of
 from dsaccum.watch.told import with_told_steps
@@ -69,11 +69,16 @@ class Watching:
     def begin_if_due(self) -> None:
         """Called when a window begins."""
         if not self.over and self.steps + 1 in self.desk.windows:
+            self.skeleton = self.structure()
             self.measures = WindowMeasures(self.module.parameters)
             self.recorder = Recorder(self.module, self.fail, self.measures)
             self.clips, self.past_engine = [], []
             self._clip_listener = ClipListener(self.before_clip, self.after_clip, self.fail)
             self.began()
+
+    def structure(self) -> Skeleton:
+        """Of the module, before anything of the watch's is hung on it."""
+        return self.skeleton
 
     def began(self) -> None:
         """For subjects that look at more."""
@@ -81,8 +86,8 @@ class Watching:
     def before_clip(self, tensors: list[Tensor]) -> None:
         """Called before the script clips."""
 
-    def after_clip(self, norm: float, limit: float) -> None:
-        """Called after it."""
+    def after_clip(self, norm: Any, limit: float) -> None:
+        """Called after it; the norm may still lie on several ranks."""
         self.clips.append(Clip(self.micro_steps, norm, limit))
 
     def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:
@@ -117,7 +122,7 @@ class Watching:
         if not together:
             self.over = True
             self.stop_recording()
-            self.desk.say("another rank can't be watched; the script goes on unwatched")
+            self.desk.miss("another rank can't be watched; the script goes on unwatched")
         return together
 
     @property
@@ -126,14 +131,29 @@ class Watching:
 
     def fail(self, error: BaseException) -> None:
         """Give up on this subject."""
+        self._drop()
+        self.desk.give_up("this run can't be watched", error)
+
+    def refuse(self, reason: str) -> None:
+        """It turned out to be of a kind that is not watched."""
+        if not self.over:
+            self._drop()
+            self.desk.refuse(reason)
+
+    def _drop(self) -> None:
         decline(self._occasion, self.group)
         self.over = True
         self.stop_recording()
-        self.desk.give_up("this run can't be watched", error)
 
     def stepped(self) -> None:
         """Called after each optimizer step, watched or not."""
         self.steps += 1
+        try:
+            self._move_on()
+        except Exception as error:
+            self.fail(error)
+
+    def _move_on(self) -> None:
         if self.measures is not None and not self.recording:
             self.measures.stop()  # where recording ended in a backward pass
         if self.steps >= max(self.desk.windows, default=0):
@@ -163,6 +183,7 @@ class Watching:
         assert recorder is not None
         rank, size = world_of(self.group)
         try:
+            _refuse_what_is_not_finite(observed)
             own = self._rank_window(recorder, observed, values, rank, size, extra)
         except Exception as error:
             if self.desk.verbose:
@@ -241,6 +262,18 @@ class Watching:
             after=observed.after,
             saw=self.saw(observed),
         )
+
+
+def _refuse_what_is_not_finite(observed: ObservedStep) -> None:
+    """After inf or NaN nothing can be compared.
+
+    Raises:
+        NotRepeatable: it is so.
+    """
+    found = [g for g in observed.gradients.values() if g is not None and not bool(torch.isfinite(g).all())]
+    if found or not observed.applied:
+        skipped = "" if observed.applied else ", and the engine skipped the step"
+        raise NotRepeatable(f"the gradient is not finite{skipped}; look at another window")
 
 
 def _given(forwards: Sequence[Forward]) -> list[Tensor]:

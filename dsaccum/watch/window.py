@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from dsaccum.verification.subject.capture import OptimizerStep
+from dsaccum.watch.fsdp import whole
 from dsaccum.watch.measuring import Measured
 from dsaccum.watch.rows_fed import RowPrints
 from dsaccum.watch.tokens import TokenReading
@@ -61,8 +62,12 @@ class Clip:
     """A call of ``clip_grad_norm_``: after how many micro-steps of the window, the norm found, and the limit."""
 
     after: int
-    norm: float
+    norm: Any
     limit: float
+
+    def with_whole_norm(self) -> Clip:
+        """All ranks call this together."""
+        return replace(self, norm=float(whole(self.norm)))
 
     @property
     def acted(self) -> bool:

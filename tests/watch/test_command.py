@@ -35,10 +35,9 @@ def command(words: list[str], folder: Path, *, launcher: list[str] | None = None
 
 
 def test_the_script_sees_what_it_would_see_alone(tmp_path: Path) -> None:
-    watched = command(["--window", "2", "--", str(SCRIPTS / "says.py"), "--flag", "x", "7"], tmp_path)
-    alone = subprocess.run(
-        [sys.executable, str(SCRIPTS / "says.py"), "--flag", "x", "7"], cwd=tmp_path, capture_output=True, text=True
-    )
+    script = os.path.relpath(SCRIPTS / "says.py", tmp_path)
+    watched = command(["--window", "2", "--", script, "--flag", "x", "7"], tmp_path)
+    alone = subprocess.run([sys.executable, script, "--flag", "x", "7"], cwd=tmp_path, capture_output=True, text=True)
     assert json.loads(watched.stdout) == json.loads(alone.stdout)
     assert watched.returncode == alone.returncode == 7
     assert "nothing to watch" in watched.stderr
@@ -100,6 +99,13 @@ def test_flags_end_where_the_script_begins(tmp_path: Path) -> None:
         (["--", "missing.py"], "missing.py"),
         (["--window", "0", "x.py"], "--window: is no optimizer step"),
         (["--window"], "--window: needs a value"),
+        (["--json", "--fail", "--", "x.py"], "--json: needs a value"),
+        (["--window", "3-2", "x.py"], "--window: is no optimizer step"),
+        (["--window", "2-3-4", "x.py"], "--window: is no optimizer step"),
+        (["--window", "\u00b2", "x.py"], "--window: is no optimizer step"),
+        (["--window", "1-999999999999", "x.py"], "--window: is too many"),
+        (["."], "is a directory"),
+        (["--fail=1", "x.py"], "--fail: there is no such flag"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +150,48 @@ def test_a_session_refuses_a_file_that_is_there(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is there already"):
             Session(**{name: tmp_path / name})
         assert (tmp_path / name).read_text() == "precious"
+
+
+def test_a_module_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["dsaccum.watch", "--", "-m", "no_such.module"])
+    assert main() == 2
+    assert '-m = "no_such.module": there is no such module' in capsys.readouterr().err
+
+
+def test_files_go_where_they_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever directory the script changes to."""
+    monkeypatch.chdir(tmp_path)
+    session = Session(json="out.json", html="out.html")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    session.end()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "out.html", "out.json"]
+
+
+@pytest.mark.parametrize("windows", [(), (0,), (2, -1), ("3",)])
+def test_a_session_refuses_windows_that_are_none(windows: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="is no optimizer step"):
+        Session(windows)
+
+
+def test_a_module_of_that_name_which_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script's own ``deepspeed.py`` is imported as it would be."""
+    (tmp_path / "deepspeed.py").write_text("OWN = True")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    session = Session(report=lambda record: None)
+    import deepspeed
+
+    assert deepspeed.OWN
+    session.end()
+    monkeypatch.delitem(sys.modules, "deepspeed")
+
+
+def test_a_stream_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(report=lambda record: None)
+    monkeypatch.setattr("sys.stderr", None)
+    session.end()
+    assert len(session.record.messages) == 1
 
 
 def test_a_session_that_saw_nothing_writes_both_and_fails_at_neither(

@@ -14,6 +14,7 @@ import pytest
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.testing import ScriptFailed, assert_script_equivalent, watch_script
+from dsaccum.verification.records.watch import WatchedRecord, WatchRecord, WindowRecord
 from tests.watch.running import SCRIPTS
 
 PLAIN, DEEPSPEED = str(SCRIPTS / "plain_loop.py"), str(SCRIPTS / "deepspeed_loop.py")
@@ -51,6 +52,21 @@ def test_a_window_that_does_not_come_is_no_proof() -> None:
     assert str(raised.value).startswith("RIGHT: ")
     assert "was not reached: optimizer 1 made" in str(raised.value)
     assert "not all windows that were asked for came" in str(raised.value)
+
+
+def test_an_engine_that_is_refused_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the others are; it is the record that counts, and not the launch."""
+    refused = "not watched: a pipeline engine; the script goes on"
+    right = WindowRecord.model_construct(window=3, verdict="equivalent")
+    engine = WatchedRecord.model_construct(number=1, kind="DeepSpeed", windows=[right, right])
+    record = WatchRecord.model_construct(verdict="equivalent", engines=[engine], messages=[refused], unproven=[refused])
+    monkeypatch.setattr("dsaccum.testing.watch_script", lambda *_, **__: record)
+    with pytest.raises(AssertionError) as raised:
+        assert_script_equivalent(PLAIN)
+    assert refused in str(raised.value)
+    assert str(raised.value).endswith("not all that trains was watched")
+    record.unproven.clear()
+    assert assert_script_equivalent(PLAIN) is record
 
 
 @pytest.mark.distributed

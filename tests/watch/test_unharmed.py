@@ -116,6 +116,21 @@ def test_what_cannot_be_watched_is_refused_with_the_reason() -> None:
         refuse_what_cannot_be_watched(DeepSpeedEngine())
 
 
+def test_a_refused_engine_is_one_message_and_nothing_proven(
+    one_rank: object, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Nor is its optimizer then watched as if there were no engine."""
+    words = ["--offload", "--stage", "2"]
+    run_script("deepspeed_loop", [*words, "--save", str(tmp_path / "plain.pt")])
+    record, said = watch("deepspeed_loop", [*words, "--save", str(tmp_path / "watched.pt")], capsys)
+    assert record.engines == []
+    assert said.count("dsaccum.watch: ") == 1
+    assert "not watched: optimizer offload" in said
+    assert record.unproven == record.messages
+    plain, seen = torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")
+    assert all(torch.equal(plain[name], seen[name]) for name in plain)
+
+
 def hung_on(engine: Any) -> tuple[list[str], int]:
     """What covers the engine's own methods, and how many hooks its module and its parts have."""
     covered = [name for name in ("forward", "backward", "step", "_take_model_step") if name in engine.__dict__]

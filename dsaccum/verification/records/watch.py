@@ -142,6 +142,7 @@ class WatchRecord(Record):
     verdict: Verdict | None = None
     engines: list[WatchedRecord] = Field(default_factory=list)
     messages: list[str] = Field(default_factory=list)
+    unproven: list[str] = Field(default_factory=list)
     versions: dict[str, str] = Field(default_factory=dict)
     hardware: dict[str, Any] = Field(default_factory=dict)
     command: list[str] = Field(default_factory=list)

@@ -12,18 +12,30 @@ from torch import Tensor, nn
 from dsaccum.instruments.gradients import ObservedStep
 from dsaccum.instruments.optimizer_saw import SeenGradient
 from dsaccum.watch.desk import Desk, framework, scaler_steps
+from dsaccum.watch.fsdp import class_name, group_of
 from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.operations import aside
 from dsaccum.watch.subjects.end_clipping import EndClipping
 from dsaccum.watch.subjects.members import Member, saw_together, together
+from dsaccum.watch.subjects.plain import PlainAdapter
 from dsaccum.watch.watching import DTYPE_NAMES, Watching
 from dsaccum.watch.window import RunFacts
 
+LONGEST = 16
+"""Times as many micro-steps as an earlier window had: then its optimizer won't step any more, and what is kept of each
+micro-step would fill the memory."""
+
 
 def unwrapped(root: nn.Module) -> tuple[nn.Module, Any, str]:
-    """The user's own module, the ranks that share its gradient, and what kind of run it is."""
+    """The user's own module, the ranks that share its gradient, and what kind of run it is.
+
+    Raises:
+        NotGathered: its parameters are sharded in a way that is not watched.
+    """
     if isinstance(root, nn.parallel.DistributedDataParallel):
         return root.module, root.process_group, "DDP"
+    if (group := group_of(root)) is not None:
+        return root, group, "FSDP2"
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return root, None, "bare, several ranks"
     return root, None, "bare"
@@ -60,6 +72,7 @@ class BareWatching(Watching):
         self._reading = False
         self._root = root
         self._passes = 0
+        self._alternates = False
         self._clipping = EndClipping(dict(module.named_parameters()))
 
     def first_step_made(self) -> None:
@@ -71,7 +84,7 @@ class BareWatching(Watching):
     def join(self, optimizer: torch.optim.Optimizer) -> bool:
         """Another optimizer has made its first step; whether it belongs here, and steps when the others do."""
         names = self._members[0].adapter.names
-        own = {id(p) for group in optimizer.param_groups for p in group["params"] if id(p) in names}
+        own = {id(p) for group in optimizer.param_groups for p in group["params"] if id(p) in names and p.requires_grad}
         if not own or self.over:
             return False
         taken = {id(p) for member in self._members for p in member.adapter.stepped.values()}
@@ -80,6 +93,30 @@ class BareWatching(Watching):
             return False
         self._members.append(Member(self.module, optimizer, self._backward))
         return True
+
+    def structure(self) -> Skeleton:
+        """As it is now: scripts add layers, and change what is no parameter."""
+        for member in self._members:
+            member.adapter = PlainAdapter(self.module, member.optimizer)
+        return Skeleton(self.module)
+
+    def skipped(self) -> None:
+        """A ``GradScaler`` found a gradient that is not finite: there was no step, and the window begins anew."""
+        self._passes = 0
+        if self.recording:
+            self.stop_recording()
+            self.desk.say(
+                f"optimizer step {self.steps + 1} was skipped by its GradScaler, for a gradient was not finite; the "
+                "next one is looked at in its place"
+            )
+            self.begin_if_due()
+
+    def another_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """One that may be none of these: then what came before may have been for it, as when two models alternate."""
+        if self._member(optimizer) is None:
+            self._alternates = True
+            if self.recorder is not None:
+                self.recorder.another_stepped()
 
     def left(self) -> None:
         """Nothing stays on the run."""
@@ -92,6 +129,8 @@ class BareWatching(Watching):
             self._passes += 1
         if self._stepped:
             self._cut_short()
+        if self.recording and self.earlier and self._passes > LONGEST * max(self.earlier):
+            self.refuse(f"a window of more than {LONGEST} times as many micro-steps as any before")
 
     def _cut_short(self) -> None:
         """Not all members stepped before the next backward: those that didn't have a boundary of their own."""
@@ -108,7 +147,7 @@ class BareWatching(Watching):
                 member.observed = None
             self.stop_recording()
             self.left()
-            self.desk.say(
+            self.desk.miss(
                 f"not judged: {sum(self._aside.values()):,} parameters of {type(self.module).__name__} are stepped at "
                 "other micro-steps than the rest of it; the script goes on"
             )
@@ -123,7 +162,7 @@ class BareWatching(Watching):
         with aside():
             self._clipping.before(tensors, self.micro_steps)
 
-    def after_clip(self, norm: float, limit: float) -> None:
+    def after_clip(self, norm: Any, limit: float) -> None:
         """What it did."""
         super().after_clip(norm, limit)
         self._clipping.after(norm, limit)
@@ -163,6 +202,7 @@ class BareWatching(Watching):
         try:
             with aside():
                 if first:
+                    self.clips = [clip.with_whole_norm() for clip in self.clips]
                     self._scaled = scaler_steps()
                     self._values = {name: value.clone() for name, value in member.adapter.values().items()}
                 member.before_step(self._clipping, self.micro_steps)
@@ -190,7 +230,7 @@ class BareWatching(Watching):
                 self.stepped()
         elif len(self._stepped) == 1:
             passes, self._passes = self._passes, 0
-            if passes:
+            if passes and not self._alternates and self.kind != "FSDP2":  # else they are others', or not all are seen
                 self.earlier.append(passes)
             self.stepped()
         if complete:
@@ -234,7 +274,7 @@ class BareWatching(Watching):
         return RunFacts(
             kind=self.kind,
             framework=self.framework,
-            model=type(self.module).__name__,
+            model=class_name(self.module),
             parameters=sum(value.numel() for value in observed.before.parameters.values()),
             trained=sum(value.numel() for value in trained.values()),
             zero_stage=None,

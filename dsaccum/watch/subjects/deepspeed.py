@@ -26,6 +26,10 @@ class Refused(Exception):
     """This kind of engine is not watched; the message says why."""
 
 
+class NeverSteps(Refused):
+    """It trains nothing, as the engine of a reference model."""
+
+
 def refuse_what_cannot_be_watched(engine: Any) -> None:
     """Say so at the start.
 
@@ -38,7 +42,7 @@ def refuse_what_cannot_be_watched(engine: Any) -> None:
     if kind != "DeepSpeedEngine":
         raise Refused(f"{kind} is not watched, only DeepSpeedEngine")
     if getattr(engine, "optimizer", None) is None or not hasattr(engine.optimizer, "param_groups"):
-        raise Refused("this engine has no optimizer, so that it never steps")
+        raise NeverSteps("this engine has no optimizer, so that it never steps")
     try:
         adapter_for(engine)
     except NotImplementedError as error:
@@ -61,7 +65,6 @@ class EngineWatching(Watching):
     def __init__(self, desk: Desk, engine: Any, skeleton: Skeleton, framework: str) -> None:
         super().__init__(desk, engine.module, skeleton, data_parallel_group(engine))
         self.engine, self.framework = engine, framework
-        self.own_parameters = {id(parameter) for parameter in engine.module.parameters()}
         self._take_model_step = engine._take_model_step
         self._inside = False
         self._at_loss: list[float | Callable[[], float]] = []

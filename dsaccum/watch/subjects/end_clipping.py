@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from dsaccum.watch.fsdp import whole
 
 FAINT = 1e-6
 """Tensors with less of the whole norm are no witnesses: they may have lost digits below the smallest normal number."""
@@ -27,7 +30,7 @@ FAINT = 1e-6
 @dataclass(frozen=True)
 class _Call:
     names: frozenset[str]
-    norm: float
+    norm: Any
     limit: float
 
     def coefficient(self, factor: float = 1.0) -> float:
@@ -74,8 +77,8 @@ class EndClipping:
                 self._kept[name] = gradient.detach().to("cpu", copy=True)
         self._under_way = frozenset(own)
 
-    def after(self, norm: float, limit: float) -> None:
-        """It is over."""
+    def after(self, norm: Any, limit: float) -> None:
+        """It is over; the norm may still lie on several ranks."""
         if self._under_way:
             self._calls.append(_Call(self._under_way, norm, limit))
         self._under_way = frozenset()
@@ -85,18 +88,19 @@ class EndClipping:
         return self._calls[-1].limit if self._calls and micro_steps == self._after else 0.0
 
     def unclipped(self, current: dict[str, Tensor | None], micro_steps: int) -> Unclipped:
-        """The gradient before clipping.
+        """The gradient before clipping; all ranks call this together.
 
         Args:
             current: the gradient as it is now.
             micro_steps: of the whole window.
         """
-        kept = {n: self._kept[n] for n, g in current.items() if g is not None and n in self._kept}
+        self._calls = [replace(call, norm=float(whole(call.norm))) for call in self._calls]
+        kept = {n: whole(self._kept[n]) for n, g in current.items() if g is not None and n in self._kept}
         if micro_steps != self._after or not kept:
             return Unclipped(current, {})
         factor = self._factor(kept, current)
-        whole = {name: g if factor == 1.0 else factor * g.double() for name, g in kept.items()}
-        return Unclipped({**current, **whole}, {name: self._coefficient(name, factor) for name in kept}, factor)
+        unclipped = {name: g if factor == 1.0 else factor * g.double() for name, g in kept.items()}
+        return Unclipped({**current, **unclipped}, {name: self._coefficient(name, factor) for name in kept}, factor)
 
     def _coefficient(self, name: str, factor: float = 1.0) -> float:
         return math.prod(call.coefficient(factor) for call in self._calls if name in call.names)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dsaccum.instruments.gradients import Snapshot
 from dsaccum.instruments.replicas import checksum
+from dsaccum.watch.fsdp import whole
 
 
 class PlainAdapter:
@@ -37,7 +38,7 @@ class PlainAdapter:
     def gradients(self) -> dict[str, Tensor | None]:
         """As they are now."""
         return {
-            name: None if p.grad is None else p.grad.detach().to("cpu", copy=True)
+            name: None if p.grad is None else dense(whole(p.grad.detach())).to("cpu", copy=True)
             for name, p in self.stepped.items()
             if p.requires_grad
         }
@@ -55,7 +56,7 @@ class PlainAdapter:
             {name: _copy(p) for name, p in self.parameters.items()},
             {name: _copy(p) for name, p in stepped.items() if p.requires_grad},
             {
-                name: {key: _copy(torch.as_tensor(value)) for key, value in self.optimizer.state.get(p, {}).items()
+                name: {key: _copy(value) for key, value in self.optimizer.state.get(p, {}).items()
                        if isinstance(value, Tensor | int | float)}
                 for name, p in stepped.items()
             },
@@ -64,12 +65,19 @@ class PlainAdapter:
 
     def values(self) -> dict[str, Tensor]:
         """Every parameter, where it lies."""
-        return {name: p.detach() for name, p in self.parameters.items()}
+        return {name: whole(p.detach()) for name, p in self.parameters.items()}
 
     def checksums(self) -> dict[str, int]:
-        """Of every parameter."""
+        """Of every parameter; none where no rank has them whole."""
+        if any(hasattr(p, "full_tensor") for p in self.parameters.values()):
+            return {}
         return {name: checksum(p) for name, p in self.parameters.items()}
 
 
+def dense(gradient: Tensor) -> Tensor:
+    """An embedding's may be sparse."""
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
 def _copy(tensor: Any) -> Tensor:
-    return torch.as_tensor(tensor).detach().to("cpu", copy=True)
+    return torch.as_tensor(whole(tensor)).detach().to("cpu", copy=True)

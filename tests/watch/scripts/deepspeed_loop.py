@@ -19,6 +19,7 @@ parser.add_argument("--updates", type=int, default=5)
 parser.add_argument("--loss", choices=["model", "outside", "tokens"], default="model")
 parser.add_argument("--ragged", action="store_true")
 parser.add_argument("--dropout", type=float, default=0.0)
+parser.add_argument("--offload", action="store_true", help="the optimizer, to the CPU")
 parser.add_argument("--clipping", type=float, default=1.0)
 parser.add_argument("--mistake", default="")
 parser.add_argument("--save", default="")
@@ -33,6 +34,9 @@ config = {
     "zero_optimization": {"stage": args.stage, "reduce_bucket_size": 100000},
     "bf16": {"enabled": args.dtype == "bf16"},
 }
+if args.offload:
+    config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    config |= {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
 never_compile()
 model = gpt2(args.dropout)
 deepspeed.init_distributed()

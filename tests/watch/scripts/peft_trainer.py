@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from toy_data import Rows, llama, never_compile, save
 from transformers import Trainer, TrainingArguments
+from with_trainer import dividing_again, options
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=-1)
@@ -18,46 +19,17 @@ parser.add_argument("--mistake", default="")
 parser.add_argument("--save", default="")
 args = parser.parse_args()
 
-deepspeed_config = {
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "zero_optimization": {"stage": args.stage, "reduce_bucket_size": 100000},
-    "zero_force_ds_cpu_optimizer": False,
-    "zero_allow_untested_optimizer": True,
-}
 lora = None if args.whole else LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-options = {
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 4,
-    "max_steps": 5,
-    "learning_rate": 1e-3,
-    "max_grad_norm": 1.0,
-    "use_cpu": True,
-    "bf16": False,
-    "deepspeed": deepspeed_config if args.stage >= 0 else None,
-    "save_strategy": "no",
-    "logging_strategy": "no",
-    "report_to": [],
-    "disable_tqdm": True,
-    "dataloader_pin_memory": False,
-}
 
 
-def dividing_again(kind: type) -> type:
-    class DividesAgain(kind):
-        def compute_loss(self, *arguments, **keywords):
-            loss = super().compute_loss(*arguments, **keywords)
-            n = self.args.gradient_accumulation_steps
-            return (loss[0] / n, *loss[1:]) if isinstance(loss, tuple) else loss / n
-
-    return DividesAgain if args.mistake == "divided-twice" else kind
+def kind_of(trainer: type) -> type:
+    return dividing_again(trainer) if args.mistake == "divided-twice" else trainer
 
 
 def hf_trainer(folder: str) -> Trainer:
     model = llama() if lora is None else get_peft_model(llama(), lora)
-    arguments = TrainingArguments(output_dir=folder, remove_unused_columns=False, **options)
-    return dividing_again(Trainer)(model, arguments, train_dataset=Rows(ragged=args.ragged))
+    arguments = TrainingArguments(output_dir=folder, **options(args.stage, bf16=False))
+    return kind_of(Trainer)(model, arguments, train_dataset=Rows(ragged=args.ragged))
 
 
 def sft_trainer(folder: str) -> Trainer:
@@ -73,8 +45,13 @@ def sft_trainer(folder: str) -> Trainer:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w3")), pad_token="w0", eos_token="w2"
     )
-    arguments = SFTConfig(output_dir=folder, max_length=None, gradient_checkpointing=False, **options)
-    return dividing_again(SFTTrainer)(
+    arguments = SFTConfig(
+        output_dir=folder,
+        max_length=None,
+        gradient_checkpointing=False,
+        **options(args.stage, bf16=False, remove_unused_columns=True),
+    )
+    return kind_of(SFTTrainer)(
         llama(),
         arguments,
         train_dataset=Dataset.from_dict({"input_ids": tokens}),

@@ -1,5 +1,6 @@
 """Says how it was started, and ends as it is told."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -12,6 +13,11 @@ class Kept:
     pass
 
 
+@dataclasses.dataclass
+class Arguments:
+    steps: int = 3
+
+
 pickle.loads(pickle.dumps(Kept()))
 print(
     json.dumps(
@@ -22,6 +28,8 @@ print(
             "folder": os.getcwd(),
             "file": __file__,
             "beside": beside.WORD,
+            "type": str(dataclasses.fields(Arguments)[0].type),
+            "builtins": type(__builtins__).__name__,
         }
     )
 )

@@ -6,6 +6,7 @@ import tempfile
 import torch
 from toy_data import LoraLinear, Rows, gpt2, llama, never_compile, save
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from with_trainer import dividing_again, options
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=-1)
@@ -19,21 +20,6 @@ parser.add_argument("--mend", action="store_true", help="count what the shift le
 parser.add_argument("--mistake", default="")
 parser.add_argument("--save", default="")
 args = parser.parse_args()
-
-deepspeed_config = {
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "bf16": {"enabled": "auto"},
-    "zero_optimization": {"stage": args.stage, "reduce_bucket_size": 100000},
-    "zero_force_ds_cpu_optimizer": False,
-    "zero_allow_untested_optimizer": True,
-}
-
-
-class DividesAgain(Trainer):
-    def compute_loss(self, model, inputs, *arguments, **keywords):
-        return super().compute_loss(model, inputs, *arguments, **keywords) / self.args.gradient_accumulation_steps
 
 
 class MeanOfMeans(Trainer):
@@ -64,27 +50,14 @@ if args.stage >= 0:
 model = gpt2() if args.model == "gpt2" else llama()
 if args.lora:
     LoraLinear.put_into(model)
-kinds = {"divided-twice": DividesAgain, "mean-of-means": MeanOfMeans, "ignores-num-items": IgnoresNumItems}
+kinds = {"divided-twice": dividing_again(Trainer), "mean-of-means": MeanOfMeans, "ignores-num-items": IgnoresNumItems}
 kind = kinds.get(args.mistake, Trainer)
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         output_dir=folder,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-        max_steps=5,
-        learning_rate=1e-3,
-        max_grad_norm=1.0,
-        bf16=args.dtype == "bf16",
-        use_cpu=True,
-        deepspeed=deepspeed_config if args.stage >= 0 else None,
         eval_strategy="steps" if args.evaluate else "no",
         eval_steps=2,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        remove_unused_columns=False,
+        **options(args.stage, bf16=args.dtype == "bf16"),
     )
     rows = Rows(ragged=args.ragged, mask_padding=args.mistake != "padding-counted")
     if args.mend:
