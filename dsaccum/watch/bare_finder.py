@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -31,11 +32,12 @@ class BareFinder:
 
     def __init__(self, desk: Desk, owned: Callable[[Any], bool]) -> None:
         self._desk, self._owned = desk, owned
-        self._watched: dict[int, BareWatching | None] = {}
-        self._optimizers: list[Any] = []  # kept, so that no other gets the id of one that is gone
-        self._roots: list[nn.Module] = []
+        # What is not watched must not be kept alive: a script may train one model after the other.
+        self._watched: WeakKeyDictionary[Any, BareWatching | None] = WeakKeyDictionary()
+        self._stepped: WeakSet[Any] = WeakSet()
+        self._roots: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
+        self._subjects: list[BareWatching] = []
         self._depth = 0
-        self._stepped: set[int] = set()
         self._scalers = ScalerListener(self._before_scaler, self._after_scaler)
         self._handles: list[Any] = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -52,7 +54,8 @@ class BareFinder:
         self._scalers.stop()
         for handle in self._handles:
             handle.remove()
-        self._handles, self._roots = [], []
+        self._handles = []
+        self._roots.clear()
         for each in self._subjects:
             each.stop_recording()
 
@@ -71,10 +74,6 @@ class BareFinder:
             if not each.over
         ]
 
-    @property
-    def _subjects(self) -> list[BareWatching]:
-        return list({id(each): each for each in self._watched.values() if each is not None}.values())
-
     def _enter(self, module: nn.Module, *_: Any) -> None:
         self._depth += 1
         if self._depth == 1 and torch.is_grad_enabled():
@@ -84,15 +83,15 @@ class BareFinder:
                 self._desk.give_up("a module that was called can't be looked at", error)
 
     def _remember(self, module: nn.Module) -> None:
-        if all(module is not each for each in self._roots) and any(p.requires_grad for p in module.parameters()):
-            self._roots.append(module)
+        if module not in self._roots and any(p.requires_grad for p in module.parameters()):
+            self._roots[module] = None
 
     def _leave(self, *_: Any) -> None:
         self._depth -= 1
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        self._stepped.add(id(optimizer))
-        watching = self._watched.get(id(optimizer))
+        self._stepped.add(optimizer)
+        watching = self._watched.get(optimizer)
         if watching is None:
             return
         try:
@@ -106,27 +105,26 @@ class BareFinder:
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         for each in self._subjects:
             each.another_stepped(optimizer)
-        if id(optimizer) not in self._watched:
-            self._optimizers.append(optimizer)
-            self._watched[id(optimizer)] = None
+        if optimizer not in self._watched:
+            self._watched[optimizer] = None
             try:
-                self._watched[id(optimizer)] = self._found(optimizer, closure=_closure(arguments, keywords))
+                self._watched[optimizer] = self._found(optimizer, closure=_closure(arguments, keywords))
             except (CannotCopy, NotGathered) as error:
                 self._desk.refuse(error)
             except Exception as error:
                 self._desk.give_up("this optimizer can't be watched", error)
-        elif (watching := self._watched[id(optimizer)]) is not None:
+        elif (watching := self._watched[optimizer]) is not None:
             try:
                 watching.after_step(optimizer)
             except Exception as error:
                 watching.fail(error)
 
     def _before_scaler(self, optimizer: Any) -> None:
-        self._stepped.discard(id(optimizer))
+        self._stepped.discard(optimizer)
 
     def _after_scaler(self, optimizer: Any) -> None:
-        watching = self._watched.get(id(optimizer))
-        if watching is not None and id(optimizer) not in self._stepped:
+        watching = self._watched.get(optimizer)
+        if watching is not None and optimizer not in self._stepped:
             try:
                 watching.skipped()
             except Exception as error:
@@ -143,7 +141,7 @@ class BareFinder:
             if watching.join(optimizer):
                 return watching
         held = {id(p) for p in parameters}
-        for root in self._roots:
+        for root in list(self._roots):
             if any(id(p) in held for p in root.parameters()):
                 return self._watch(root, optimizer)
         if not any(held & {id(p) for p in each.module.parameters()} for each in self._subjects):
@@ -155,6 +153,7 @@ class BareFinder:
         if any(each.module is module for each in self._subjects):
             return None
         watching = BareWatching(self._desk, module, Skeleton(module), group, optimizer, kind, root)
+        self._subjects.append(watching)
         self.look_no_further()
         watching.first_step_made()
         return watching

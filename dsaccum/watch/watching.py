@@ -217,6 +217,9 @@ class Watching:
         elements = sum(shape.numel() for shape in shapes.values())
         fits = (2 * len(micro_steps) + 2) * size * elements * 8 <= WHOLE_BYTES
         sketch = GradientSketch(shapes, whole_limit=elements if fits else 0)
+        if recorder.changed is not None:  # it is this that is told, and not that outputs differ for it
+            for forward in recorder.forwards:
+                forward.norms = {}
         again = recompute(self.skeleton, self.module, values, trained, micro_steps, sketch)
         gradient = {
             name: tensor.double() / observed.loss_scale

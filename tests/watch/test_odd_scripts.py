@@ -7,8 +7,10 @@ of a script's own that change something outside the model, which are called on t
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -313,3 +315,16 @@ def test_of_two_models_in_turn_each_is_judged_by_its_own_backward() -> None:
     assert judge.verdict == "equivalent"
     assert judge.effective_batch.accumulation_steps == 1
     assert "another model is trained in between" in judge.reasons["memory"]
+
+
+def test_models_that_are_not_watched_are_not_kept_alive() -> None:
+    session = Session(report=lambda record: None)
+    train(Model())
+    later = Model()
+    gone = weakref.ref(later)
+    train(later)
+    del later
+    gc.collect()
+    assert gone() is None
+    session.end()
+    assert len(session.record.unproven) == 1
