@@ -55,7 +55,8 @@ def _wait(way: str, choose: random.Random, run: Path, process, whole_s: float) -
     if way == "step":
         goal = steps_in(run) + choose.randint(1, EVERY)
         return wait_until(lambda: steps_in(run) >= goal, process) and process.poll() is None
-    time.sleep(choose.random() * whole_s)
+    lines, moment = steps_in(run), time.monotonic() + choose.random() * whole_s
+    wait_until(lambda: time.monotonic() >= moment or steps_in(run) > lines, process)
     return process.poll() is None
 
 
