@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import torch
 
-from dsaccum.durable import DurableFile, Written
+from dsaccum.durable import DurableFile, Written, make_durable
 
 TAG: Final = "state"
 """DeepSpeed's name for the directory that it writes into."""
+AT_ONCE: Final = 32
+"""Files that are open at most: a rank that writes one for each expert would run out of handles."""
 UNIVERSAL_TAG: Final = "universal"
 UNIVERSAL: Final = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
 """Without it in the client state, DeepSpeed converts no checkpoint for another number of ranks."""
@@ -33,7 +37,7 @@ _CLASSES: Final = [
 
 
 class StateFiles:
-    """What this rank wrote.
+    """What this rank writes. Nothing is on the disk for certain before ``reach_disk``.
 
     Attributes:
         written: by path.
@@ -44,18 +48,16 @@ class StateFiles:
         self.written: dict[Path, Written] = {}
         self.error: Exception | None = None
         self._moved = moved
+        self._open: list[DurableFile] = []
 
     def save(self, state: Any, path: str | os.PathLike[str]) -> None:
-        """``torch.save`` to a file that has reached the disk afterwards, unless one before it failed."""
-        if self.error is not None:
-            return
-        file = None
-        try:
-            with DurableFile(path, self._moved) as file:
-                torch.save(state, cast(IO[bytes], file))
-            self.written[Path(path)] = file.written
-        except Exception as error:
-            self.error = (file.error if file is not None else None) or error
+        """``torch.save``, unless one before it failed."""
+        told = torch.serialization.get_crc32_options()
+        self._write(path, lambda file: torch.save(state, cast(IO[bytes], file)), zipped=told)
+
+    def write(self, path: Path, content: bytes) -> None:
+        """As it is, unless one before it failed."""
+        self._write(path, lambda file: file.write(content))
 
     def make_directory(self, path: str, exist_ok: bool = True) -> None:
         """As ``os.makedirs``."""
@@ -63,6 +65,38 @@ class StateFiles:
             os.makedirs(path, exist_ok=exist_ok)
         except OSError as error:
             self.error = self.error or error
+
+    def reach_disk(self, directories: Iterable[Path] = ()) -> None:
+        """Wait until all files, and these directories' entries, have; at once, as a file system waits once for all."""
+        waits: list[Callable[[], None]] = [file.reach_disk for file in self._open]
+        waits += [partial(make_durable, directory) for directory in directories]
+        if self.error is None and waits:
+            with ThreadPoolExecutor(min(len(waits), AT_ONCE)) as pool:
+                errors = [wait.exception() for wait in [pool.submit(wait) for wait in waits]]
+            self.error = next((error for error in errors if isinstance(error, Exception)), None)
+        self._close()
+
+    def _write(
+        self, path: str | os.PathLike[str], fill: Callable[[DurableFile], object], *, zipped: bool = False
+    ) -> None:
+        if len(self._open) == AT_ONCE:
+            self.reach_disk()
+        if self.error is not None:
+            return
+        file = None
+        try:
+            file = DurableFile(path, self._moved, zipped=zipped)
+            self._open.append(file)
+            fill(file)
+            self.written[Path(path)] = file.written
+        except Exception as error:
+            self.error = (file.error if file is not None else None) or error
+            self._close()
+
+    def _close(self) -> None:
+        for file in self._open:
+            file.close()
+        self._open.clear()
 
 
 def save_state(engine: Any, directory: Path, files: StateFiles) -> None:

@@ -107,6 +107,15 @@ def steps_in(directory: Path) -> int:
     return 0
 
 
+def drafts(directory: Path) -> set[tuple[str, int]]:
+    """Checkpoints that are being written, with their last change: what a killed run left changes no more."""
+    found = set()
+    for path in (directory / "checkpoints").glob("*.partial"):
+        with contextlib.suppress(OSError):  # renamed meanwhile
+            found.add((path.name, path.stat().st_ctime_ns))
+    return found
+
+
 def metrics(directory: Path) -> list[dict[str, Any]]:
     """All lines, without the seconds."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()

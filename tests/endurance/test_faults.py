@@ -21,6 +21,8 @@ from tests.endurance.running import EVERY, FLAGS, STEPS, config, differences, st
 from tests.training.launching import environment, train_command
 
 SLOW = pytest.mark.slow
+LONG = 1000
+"""Steps that take longer than a start."""
 TOO_SMALL = 100_000
 """Bytes of a file: less than the state, more than everything else."""
 
@@ -89,14 +91,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path) -
 @SLOW
 def test_a_time_limit_stops_and_is_continued(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    long = ["--steps", "3000", "--set", "run.checkpoint_every=0"]
-    assert train(whole, *long).code == 0
-    limited = train(broken, *long, "--set", "run.max_minutes=0.4")
+    long = ["--steps", str(LONG), "--set", "run.checkpoint_every=0"]
+    unbroken = train(whole, *long)
+    assert unbroken.code == 0, unbroken.said
+    steps_s = sum(json.loads(line)["seconds"] for line in (whole / "metrics.jsonl").read_text().splitlines())
+    minutes = round((unbroken.seconds - steps_s / 2) / 60, 2)  # in the midst of its steps, however busy the machine
+    limited = train(broken, *long, "--set", f"run.max_minutes={minutes}")
     assert limited.code == 75, limited.said
-    assert "its time limit of 0.4 minutes (run.max_minutes) after step" in limited.said
-    assert 0 < steps_in(broken) < 3000
+    assert f"its time limit of {minutes:g} minutes (run.max_minutes) after step" in limited.said
+    assert 0 < steps_in(broken) < LONG
     assert train(broken, *long).code == 0
-    assert differences(whole, broken, 3000) == []
+    assert differences(whole, broken, LONG) == []
 
 
 @SLOW

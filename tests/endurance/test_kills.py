@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.endurance.running import differences, kill, started, steps_in, train, wait_until
+from tests.endurance.running import differences, drafts, kill, started, steps_in, train, wait_until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS, EVERY, KILLS = 60, 4, 10
@@ -27,12 +27,13 @@ def test_ten_kills(tmp_path: Path, ranks: int | None, stage: int) -> None:
     print(f"\nKILLS_SEED={seed}")
     choose = random.Random(seed)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert train(whole, *LONG, ranks=ranks, stage=stage).code == 0
+    unbroken = train(whole, *LONG, ranks=ranks, stage=stage)
+    assert unbroken.code == 0, unbroken.said
     killed = 0
     while killed < KILLS:
         way = "draft" if killed % 2 == 0 else choose.choice(["step", "start"])
         with started(broken, *LONG, ranks=ranks, stage=stage) as process:
-            if _wait(way, choose, broken, process):
+            if _wait(way, choose, broken, process, unbroken.seconds):
                 kill(process)
                 killed += 1
                 print(f"kill {killed} ({way}): {steps_in(broken)} lines, {_found(broken)}")
@@ -44,16 +45,18 @@ def test_ten_kills(tmp_path: Path, ranks: int | None, stage: int) -> None:
     assert _found(broken) == f"step-{STEPS - EVERY}, step-{STEPS}", "nothing else is left"
 
 
-def _wait(way: str, choose: random.Random, run: Path, process) -> bool:
+def _wait(way: str, choose: random.Random, run: Path, process, whole_s: float) -> bool:
     """Until the moment has come; False where the run has ended before it."""
-    if way == "draft":
-        seen = wait_until(lambda: any(run.glob("checkpoints/*.partial")), process)
+    if way == "draft":  # of the first or second checkpoint of this start: with the first alone it would not go on
+        goal, left = steps_in(run) + choose.randint(0, EVERY), drafts(run)
+        seen = wait_until(lambda: steps_in(run) >= goal and bool(drafts(run) - left), process)
         time.sleep(choose.random() * 0.05)
         return seen and process.poll() is None
     if way == "step":
         goal = steps_in(run) + choose.randint(1, EVERY)
         return wait_until(lambda: steps_in(run) >= goal, process) and process.poll() is None
-    time.sleep(choose.random() * 8)
+    lines, moment = steps_in(run), time.monotonic() + choose.random() * whole_s
+    wait_until(lambda: time.monotonic() >= moment or steps_in(run) > lines, process)
     return process.poll() is None
 
 

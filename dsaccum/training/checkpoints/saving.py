@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from dsaccum.durable import Written
 from dsaccum.engine.state_files import StateFiles, save_state
-from dsaccum.training.checkpoints.manifest import Counters, Manifest, Split, StreamOrigin
+from dsaccum.training.checkpoints.manifest import MANIFEST, Counters, Manifest, Split, StreamOrigin
 from dsaccum.training.checkpoints.random_state import random_state
 from dsaccum.training.checkpoints.shelf import Shelf
+
+_T = TypeVar("_T")
 
 
 def random_file(rank: int) -> str:
@@ -79,7 +82,8 @@ class CheckpointWriter:
         files = StateFiles(self._moved)
         save_state(self._engine, draft, files)
         files.save(random_state(), draft / random_file(self._rank))
-        problem, size = self._publish(draft, counters, files)
+        problem, size = self._complete(draft, counters, files)
+        problem = self._publish(draft, problem)
         path = None if problem else draft.with_name(f"step-{counters.step}")
         return Saved(path, problem, time.perf_counter() - started, size)
 
@@ -94,21 +98,21 @@ class CheckpointWriter:
         dist.broadcast_object_list(answer)
         return answer[0]
 
-    def _publish(self, draft: Path, counters: Counters, files: StateFiles) -> tuple[str | None, int]:
-        own = ({str(path.relative_to(draft)): written for path, written in files.written.items()}, _said(files.error))
-        everyone: list[tuple[dict[str, Written], str | None]] = [own] * dist.get_world_size()
-        dist.all_gather_object(everyone, own)
-        problem = next((f"rank {rank}: {error}" for rank, (_, error) in enumerate(everyone) if error), None)
-        size = sum(written.bytes for of_rank, _ in everyone for written in of_rank.values())
-        if self._rank == 0:
-            problem = problem or self._make_current(draft, counters, dict(_merged(everyone)))
-            if problem:
-                shutil.rmtree(draft, ignore_errors=True)
-        answer = [problem]
-        dist.broadcast_object_list(answer)
-        return answer[0], size
+    def _complete(self, draft: Path, counters: Counters, files: StateFiles) -> tuple[str | None, int]:
+        """The manifest is added, and everything reaches the disk, or all ranks learn why not."""
+        own = {str(path.relative_to(draft)): each for path, each in files.written.items()}
+        everyone = _gathered((own, files.error is None))
+        written = dict(sorted(item for of_rank, _ in everyone for item in of_rank.items()))
+        directories: list[Path] = []
+        if self._rank == 0 and all(well for _, well in everyone):
+            self._add_manifest(draft, counters, written, files)
+            directories = [Path(name) for name, _, _ in os.walk(draft)]
+        files.reach_disk(directories)
+        errors = _gathered(_said(files.error))
+        problem = next((f"rank {rank}: {error}" for rank, error in enumerate(errors) if error), None)
+        return problem, sum(each.bytes for each in written.values())
 
-    def _make_current(self, draft: Path, counters: Counters, files: dict[str, Written]) -> str | None:
+    def _add_manifest(self, draft: Path, counters: Counters, written: dict[str, Written], files: StateFiles) -> None:
         try:
             manifest = Manifest(
                 counters=counters,
@@ -117,16 +121,33 @@ class CheckpointWriter:
                 zero_stage=self._engine.zero_optimization_stage(),
                 metrics_bytes=self._metrics_durable(),
                 versions=self._versions,
-                files=files,
+                files=written,
             )
-            self._shelf.publish(draft, manifest, self._keep)
         except OSError as error:
-            return _said(error)
-        return None
+            files.error = error
+        else:
+            files.write(draft / MANIFEST, manifest.as_bytes())
+
+    def _publish(self, draft: Path, problem: str | None) -> str | None:
+        """Rank 0 makes the draft current, or removes it; all learn what is wrong."""
+        answer = [problem]
+        if self._rank == 0:
+            try:
+                if problem is None:
+                    self._shelf.publish(draft, self._keep)
+            except OSError as error:
+                answer = [_said(error)]
+            if answer[0] is not None:
+                shutil.rmtree(draft, ignore_errors=True)
+        dist.broadcast_object_list(answer)
+        return answer[0]
 
 
-def _merged(everyone: list[tuple[dict[str, Written], str | None]]) -> list[tuple[str, Written]]:
-    return sorted((name, written) for files, _ in everyone for name, written in files.items())
+def _gathered(own: _T) -> list[_T]:
+    """Of all ranks. A collective."""
+    everyone = [own] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return everyone
 
 
 def _said(error: Exception | None) -> str | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsaccum.durable import make_durable, write_durably
-from dsaccum.training.checkpoints.manifest import MANIFEST, Manifest
+from dsaccum.durable import make_durable
+from dsaccum.training.checkpoints.manifest import Manifest
 
 _NAME = re.compile(r"step-(\d+)")
 _DRAFT = ".partial"
@@ -55,19 +54,22 @@ class Shelf:
         """
         self.clear_drafts()
         draft = self.path / f"step-{step}{_DRAFT}"
-        self.path.mkdir(exist_ok=True)  # but not the run's directory: where that is gone, somebody should know
+        if not self.path.is_dir():
+            self.path.mkdir()  # but not the run's directory: where that is gone, somebody should know
+            make_durable(self.path.parent)
         draft.mkdir()
         return draft
 
-    def publish(self, draft: Path, manifest: Manifest, keep: int) -> Checkpoint:
+    def publish(self, draft: Path, keep: int) -> None:
         """Make a draft current in one step, and remove what is older than the ``keep`` newest.
+
+        Args:
+            draft: all of it has reached the disk, with its manifest.
+            keep: how many.
 
         Raises:
             OSError: the file system refuses; the draft is no checkpoint then.
         """
-        write_durably(draft / MANIFEST, manifest.as_bytes())
-        for directory, _, _ in os.walk(draft):
-            make_durable(Path(directory))
         path = draft.with_name(draft.name.removesuffix(_DRAFT))
         if path.exists():  # of a run that was continued from an earlier one, since this one was damaged
             self._remove(path)
@@ -75,7 +77,6 @@ class Shelf:
         make_durable(self.path)
         for old in list(self.newest_first())[keep:]:
             self._remove(old.path)
-        return Checkpoint(path, manifest)
 
     def clear_drafts(self) -> None:
         """Remove what a run that was ended while it wrote has left, or while it removed."""
