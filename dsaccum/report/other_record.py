@@ -8,7 +8,7 @@ from pydantic import AliasChoices, ConfigDict, Field
 
 from dsaccum.records import Number, Record
 
-_BESIDES = {"schema_name", "versions", "hardware", "command", "elapsed_s"}
+_BESIDES = {"schema_name", "verdict", "versions", "hardware", "command", "elapsed_s"}
 
 
 class OtherRecord(Record):

@@ -76,5 +76,10 @@ def train(status: str = "finished", steps: int = 12, **changes: Any) -> TrainRec
 def other() -> Record:
     findings = [{"name": "compiler", "found": "none", "state": "problem", "fix": None}]
     return OtherRecord(
-        schema="dsaccum.doctor/1", verdict="problem", findings=findings, ranks=2, memory={"free": 3}, nothing=None
+        schema="dsaccum.doctor/1",
+        verdict="problem",
+        findings=findings,
+        ranks=2,
+        memory={"free": 3},
+        versions={"ninja": None},
     )
