@@ -33,7 +33,7 @@ def weights(view: WeightView) -> Markup:
                     axes.bar(place, found, 0.8, color=WRONG if (row, rank) in view.odd else RIGHT)
                 if due is not None:
                     axes.plot([place - 0.45, place + 0.45], [due, due], color=INK, linewidth=1.4)
-        every = max(1, len(places) // 16)
+        every = max(1, len(places) // 10)
         shown = range(0, len(places), every)
         axes.set_xticks([sum(places[row]) / ranks for row in shown], [str(row + 1) for row in shown])
         axes.set_xlabel("micro-step" + (f"; in each, ranks 0 to {ranks - 1}" if ranks > 1 else ""))
