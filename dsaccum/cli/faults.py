@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from dsaccum.cli.outcome import ExitCode, exit_code_of, show
 from dsaccum.cli.record_file import write_record
 from dsaccum.config.errors import ConfigError
 from dsaccum.report.new_files import check_new_files
-
-if TYPE_CHECKING:
-    from dsaccum.power.record import FaultsRecord
 
 
 def faults_command(
@@ -62,7 +59,7 @@ def _list() -> ExitCode:
 
 def _run(full: bool, record_path: Path | None, command: tuple[str, ...], *, verbose: bool) -> ExitCode:
     from dsaccum.engine.process import quiet_libraries
-    from dsaccum.report.fault_matrix import print_matrix
+    from dsaccum.report.fault_matrix import is_sound, print_matrix
     from dsaccum.report.progress import shown_progress
 
     with shown_progress() as progress:
@@ -75,10 +72,4 @@ def _run(full: bool, record_path: Path | None, command: tuple[str, ...], *, verb
     show(lambda: print_matrix(record))
     if record_path is not None:
         write_record(record, record_path)
-    return _judged(record)
-
-
-def _judged(record: FaultsRecord) -> ExitCode:
-    summary = record.summary
-    sound = summary.caught == summary.cells and not summary.wrongly_named and not summary.false_alarms
-    return ExitCode.EQUIVALENT if sound else ExitCode.NOT_EQUIVALENT
+    return ExitCode.EQUIVALENT if is_sound(record) else ExitCode.NOT_EQUIVALENT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,19 @@ def write_report(record: Record, path: Path) -> None:
 
     with _written("report", path):
         write_html(record, path)
+
+
+def write_page(records: Mapping[str, Record], path: Path) -> None:
+    """Write several as one page of HTML.
+
+    Raises:
+        NotCarriedOut: it could not be written after all.
+    """
+    from dsaccum.records import write_new
+    from dsaccum.report.html import as_one_page
+
+    with _written("report", path):
+        write_new(path, as_one_page(records))
 
 
 def write_plot(record: BenchRecord, path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
-from dsaccum.power.record import CellRecord, CleanRecord, FaultsRecord, Outcome, SettingRecord
+from dsaccum.power.record import CellRecord, FaultsRecord, Outcome, SettingRecord
 from dsaccum.report.figures import counted
 from dsaccum.report.layout import LABEL, RIGHT, WIDTH, WRONG, columns, heading, labelled, listed, print_lines
 
@@ -19,6 +19,7 @@ LETTERS: dict[Outcome, tuple[str, str]] = {
     "missed": ("M", "missed"),
 }
 _BAD = {"misnamed", "missed"}
+STAGES = range(4)
 ONLY_ON_A_GPU = ("loss-scale-not-applied", "loss-scale-not-removed")
 """DeepSpeed refuses fp16 on a CPU, and in no other precision is there a loss scale."""
 
@@ -57,16 +58,16 @@ def print_matrix(record: FaultsRecord) -> None:
 def matrix_lines(record: FaultsRecord, *, width: int = WIDTH) -> list[Text]:
     """A row for each fault, a column for each ZeRO stage, a letter for each cell tried there."""
     faults = list(dict.fromkeys(cell.fault for cell in record.cells))
-    header: list[Text | str] = ["fault", *(f"ZeRO {stage}" for stage in range(4)), "usual check"]
-    rows = [header, *(_row(fault, [cell for cell in record.cells if cell.fault == fault]) for fault in faults)]
+    header: list[Text | str] = ["fault", *(f"ZeRO {stage}" for stage in STAGES), "usual check"]
+    rows = [header, *(_row(fault, record) for fault in faults)]
     used = {cell.outcome for cell in record.cells}
     return [
         *columns(rows, left=frozenset({0, 1, 2, 3, 4})),
         Text(),
         *(Text(f"{letter} {meaning}") for outcome, (letter, meaning) in LETTERS.items() if outcome in used),
-        *_odd_cells(record.cells, width),
-        *_never_tried(record, width),
-        *_false_alarms(record.clean, width),
+        *_paragraph("to look into", odd_cells(record), width),
+        *_paragraph("not tried", never_tried(record), width),
+        *listed("false alarms", false_alarms(record), width=width, style=WRONG),
         *heading("in short", width=width),
         *_summary(record, width),
     ]
@@ -77,48 +78,74 @@ def in_words(setting: SettingRecord) -> str:
     return f"W = {setting.ranks}, N = {setting.accumulation_steps}, ZeRO {setting.zero_stage}, {setting.packing} rows"
 
 
-def _row(fault: str, cells: list[CellRecord]) -> list[Text | str]:
-    by_stage = [[cell.outcome for cell in cells if cell.setting.zero_stage == stage] for stage in range(4)]
-    caught = sum(cell.usual_check == "caught" for cell in cells)
-    return [fault, *map(_letters, by_stage), f"{caught} of {len(cells)}"]
+def cells_at(record: FaultsRecord, fault: str, stage: int) -> list[CellRecord]:
+    """All settings of one ZeRO stage in which a fault was tried."""
+    return [cell for cell in record.cells if (cell.fault, cell.setting.zero_stage) == (fault, stage)]
 
 
-def _letters(outcomes: list[Outcome]) -> Text:
-    if not outcomes:
+def seen_by_usual_check(record: FaultsRecord, fault: str) -> str:
+    """``2 of 5``."""
+    cells = [cell for cell in record.cells if cell.fault == fault]
+    return f"{sum(cell.usual_check == 'caught' for cell in cells)} of {len(cells)}"
+
+
+def _row(fault: str, record: FaultsRecord) -> list[Text | str]:
+    letters = [_letters(cells_at(record, fault, stage)) for stage in STAGES]
+    return [fault, *letters, seen_by_usual_check(record, fault)]
+
+
+def _letters(cells: list[CellRecord]) -> Text:
+    if not cells:
         return Text("-")
-    return Text.assemble(*((LETTERS[outcome][0], WRONG if outcome in _BAD else "") for outcome in outcomes))
+    return Text.assemble(*((LETTERS[cell.outcome][0], WRONG if cell.outcome in _BAD else "") for cell in cells))
 
 
-def _odd_cells(cells: list[CellRecord], width: int) -> Iterator[Text]:
+def odd_cells(record: FaultsRecord) -> list[str]:
     """What a reader wants to look into: all that was not simply named."""
-    texts = [
+    return [
         f"{cell.fault} ({in_words(cell.setting)}): {cell.outcome}"
         + (f", called {', '.join(cell.causes)}" if cell.causes and cell.outcome != "unnamed" else "")
         + (f"; {cell.detail}" if cell.outcome in ("unnamed", "stopped") else "")
-        for cell in cells
+        for cell in record.cells
         if cell.outcome != "named"
     ]
-    if texts:
-        yield Text()
-        yield from listed("to look into", texts, width=width)
 
 
-def _never_tried(record: FaultsRecord, width: int) -> Iterator[Text]:
+def never_tried(record: FaultsRecord) -> list[str]:
     """Faults that no setting can show; what only some settings cannot, ``-`` says."""
     tried = {cell.fault for cell in record.cells}
-    reasons = [f"{each.fault}: {each.reason}" for each in record.not_applicable if each.fault not in tried]
-    if reasons:
-        yield Text()
-        yield from listed("not tried", reasons, width=width)
+    return [f"{each.fault}: {each.reason}" for each in record.not_applicable if each.fault not in tried]
 
 
-def _false_alarms(clean: list[CleanRecord], width: int) -> Iterator[Text]:
-    alarms = [
+def false_alarms(record: FaultsRecord) -> list[str]:
+    """Runs without a fault that are not equivalent."""
+    return [
         f"{in_words(each.setting)}: {each.verdict or 'no verdict'} {', '.join(each.causes)}"
-        for each in clean
+        for each in record.clean
         if each.verdict != "equivalent"
     ]
-    yield from listed("false alarms", alarms, width=width, style=WRONG)
+
+
+def is_sound(record: FaultsRecord) -> bool:
+    """All are caught, none is called by a wrong name, and nothing is found where there is nothing."""
+    summary = record.summary
+    return summary.caught == summary.cells and not summary.wrongly_named and not summary.false_alarms
+
+
+def in_short(record: FaultsRecord) -> str:
+    """In one sentence."""
+    summary = record.summary
+    word = "CAUGHT" if is_sound(record) else "NOT SOUND"
+    return (
+        f"{word}: {summary.caught} of {summary.cells} faults were caught, {summary.rightly_named:.1%} rightly named; "
+        f"without a fault: {_alarms(record)}"
+    )
+
+
+def _paragraph(label: str, texts: list[str], width: int) -> Iterator[Text]:
+    if texts:
+        yield Text()
+        yield from listed(label, texts, width=width)
 
 
 def _summary(record: FaultsRecord, width: int) -> Iterator[Text]:
@@ -135,7 +162,12 @@ def _summary(record: FaultsRecord, width: int) -> Iterator[Text]:
         f"{summary.rightly_named:.1%} (one of several candidates counts half), {summary.wrongly_named} by a wrong name",
         width=width,
     )
-    alarms = counted(summary.false_alarms, "false alarm") if summary.false_alarms else "no false alarm"
-    yield from labelled("no fault", f"{counted(len(record.clean), 'run')}, {alarms}", width=width)
+    yield from labelled("no fault", _alarms(record), width=width)
     if record.elapsed_s is not None:
         yield from labelled("took", f"{record.elapsed_s:.0f} s", width=width)
+
+
+def _alarms(record: FaultsRecord) -> str:
+    number = record.summary.false_alarms
+    alarms = counted(number, "false alarm") if number else "no false alarm"
+    return f"{counted(len(record.clean), 'run')}, {alarms}"

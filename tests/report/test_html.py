@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,8 @@ from dsaccum.verification.records.parts import StepRecord, UpdateRecord
 from dsaccum.verification.records.record import GradientRecord
 from dsaccum.verification.records.watch import TokenWeightsRecord, WatchRecord, WindowRecord
 from tests.report import records, watch_records
+from tests.report.pages import Page
 
-VOID = {"meta", "br", "link", "img", "hr", "input"}
 RECORDS: dict[str, Callable[[], Record]] = {
     "watch right": watch_records.right,
     "watch wrong": watch_records.wrong,
@@ -41,43 +40,6 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "verify without steps": lambda: records.record(steps=[], communication={}, memory={}, trajectory={}),
 }
 """Right and wrong ones are each other's control."""
-
-
-class Page(HTMLParser):
-    """Tags in their order, attributes that lead somewhere, and the text that people see."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.source, self.open, self.tags = text, [], []
-        self.targets: list[str] = []
-        self.ids: list[str] = []
-        self.shown = ""
-        self.feed(text)
-        self.close()
-        assert self.open == [], "every tag is closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            assert not name.startswith("on"), f"{name} on {tag}"
-            if name in ("src", "href", "xlink:href", "action", "data", "srcset"):
-                self.targets.append(value or "")
-            if name == "id":
-                self.ids.append(value or "")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.shown += data
 
 
 def page(record: Record) -> Page:
@@ -163,14 +125,12 @@ def test_resources_are_shown_where_a_window_has_them() -> None:
 
 def _rendered_with(window: WindowRecord, **added: Any) -> str:
     """A page of a record whose window has parts that the schema may not have yet."""
-    from dsaccum.report.html.page import _environment
-
     engine = watch_records.right().engines[0]
     seen = SimpleNamespace(**{**dict(window), **added})
     stand_in = SimpleNamespace(**{**dict(engine), "windows": [seen]})
     record = watch_records.right()
     whole = SimpleNamespace(**{**dict(record), "engines": [stand_in], "as_json": record.as_json})
-    return _environment().get_template("watch.html").render(record=whole)
+    return as_html(whole)  # type: ignore[arg-type]
 
 
 def test_text_of_a_record_is_never_markup() -> None:
@@ -237,7 +197,7 @@ def test_a_scripts_own_matplotlib_is_left_alone() -> None:
 
 def test_every_template_is_of_a_schema() -> None:
     folder = Path(drawings.__file__).parent / "templates"
-    assert {path.name for path in folder.iterdir()} == {*TEMPLATES.values(), "base.html", "parts.html", "style.css"}
+    assert {path.name for path in folder.iterdir()} == {*TEMPLATES.values(), "page.html", "parts.html", "style.css"}
 
 
 def test_nothing_of_it_is_loaded_before_it_is_asked_for() -> None:

@@ -1,37 +1,22 @@
-"""Figures of a report as inline SVG. They hold numbers and words of ours, no text from a record.
-
-Colours are the page's own (CSS variables), so that one drawing serves light, dark and print.
-"""
+"""Figures of verify, watch and bench: weights, errors over their bounds, collectives, memory and time over N."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from io import StringIO
-from itertools import count
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from dsaccum.report.figures import exceeds
+from dsaccum.report.html.canvas import FAINT, INK, RIGHT, SERIES, WRONG, figure
 from dsaccum.report.weight_views import WeightView
-from dsaccum.verification.records.parts import MemoryRun, MicroStepRecord, StepRecord
+from dsaccum.verification.records.parts import MemoryRun, MicroStepRecord, StepRecord, TensorOff
 from dsaccum.verification.records.watch import TokenWeightsRecord
 
-INK, FAINT, RIGHT, WRONG, NEUTRAL = "#010101", "#020202", "#030303", "#040404", "#050505"
-SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909")
-"""Stand-ins that matplotlib accepts; the page's variables take their places."""
-VARIABLES = {
-    INK: "ink", FAINT: "faint", RIGHT: "right", WRONG: "wrong",
-    **{stand_in: f"series-{number}" for number, stand_in in enumerate(SERIES, start=1)},
-}  # fmt: skip
 MOST_BARS = 512
 SMALLEST = 1e-4
 """Of error / bound: what is below is drawn there."""
-_WIDTH = 6.6
-_numbers = count()  # of drawings: no two of a page share an id
 
 
 def weights(view: WeightView) -> Markup:
@@ -39,7 +24,7 @@ def weights(view: WeightView) -> Markup:
     ranks = view.ranks
     if len(view.due) * ranks > MOST_BARS:
         return Markup("")
-    with _figure(2.2) as (axes, svg):
+    with figure(2.2) as (axes, svg):
         places = [[row * (ranks + 0.6) + rank for rank in range(ranks)] for row in range(len(view.due))]
         for row, at in enumerate(places):
             for rank, place in enumerate(at):
@@ -48,7 +33,7 @@ def weights(view: WeightView) -> Markup:
                     axes.bar(place, found, 0.8, color=WRONG if (row, rank) in view.odd else RIGHT)
                 if due is not None:
                     axes.plot([place - 0.45, place + 0.45], [due, due], color=INK, linewidth=1.4)
-        every = max(1, len(places) // 16)
+        every = max(1, len(places) // 10)
         shown = range(0, len(places), every)
         axes.set_xticks([sum(places[row]) / ranks for row in shown], [str(row + 1) for row in shown])
         axes.set_xlabel("micro-step" + (f"; in each, ranks 0 to {ranks - 1}" if ranks > 1 else ""))
@@ -73,8 +58,8 @@ def token_histogram(tokens: TokenWeightsRecord, bins: int = 61) -> Markup:
     counts = [0] * bins
     for edge, number in held:
         counts[min(int((edge - low) / width), bins - 1)] += number
-    with _figure(1.8) as (axes, svg):
-        axes.bar([low + (n + 0.5) * width for n in range(bins)], counts, width * 0.92, color=NEUTRAL)
+    with figure(1.8) as (axes, svg):
+        axes.bar([low + (n + 0.5) * width for n in range(bins)], counts, width * 0.92, color=SERIES[0])
         axes.axvline(1.0, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
         axes.set_xlim(low, high)
         axes.set_xlabel("weight of a token / what is due (dashed: 1, as due)")
@@ -91,15 +76,13 @@ def errors(steps: Sequence[StepRecord]) -> Markup:
         return Markup("")
     low = round(math.log10(SMALLEST))
     high = 1 + max(0, *(math.ceil(value) for _, values in rows for value in values))
-    with _figure(0.75 + 0.32 * len(rows)) as (axes, svg):
+    with figure(0.75 + 0.32 * len(rows)) as (axes, svg):
         for place, (_, values) in enumerate(reversed(rows)):
             axes.plot([low, max(values)], [place, place], color=FAINT, linewidth=0.8)
             colours = [WRONG if value > 0 else RIGHT for value in values]
             axes.scatter(values, [place] * len(values), color=colours, s=34, zorder=3)
         axes.axvline(0.0, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
-        axes.set_xlim(low - 0.2, high)
-        powers = range(low, high + 1, 1 if high - low <= 8 else 2)
-        axes.set_xticks(powers, [f"{10.0**power:g}" for power in powers])
+        _powers(axes, low, high)
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.set_yticks(range(len(rows)), [label for label, _ in reversed(rows)])
         axes.set_xlabel("error / bound (right of the dashed line: outside)")
@@ -122,11 +105,60 @@ def peaks(runs: Sequence[MemoryRun]) -> Markup:
     kinds = {name: [getattr(run.by_category, name) or 0 for run in runs] for name in names}
     if not runs or not any(map(any, kinds.values())):
         return Markup("")
-    with _figure(0.9 + 0.32 * len(runs)) as (axes, svg):
+    with figure(0.9 + 0.32 * len(runs)) as (axes, svg):
         places = [float(place) for place in reversed(range(len(runs)))]
         _stack(axes, places, kinds, vertical=False)
-        axes.set_yticks(places, [f"N = {run.accumulation_steps}, B = {run.micro_batch}" for run in runs])
+        axes.set_yticks(places, [_split(run) for run in runs])
     return svg("Peak memory of each split by category")
+
+
+def peaks_of(candidates: Sequence[Any]) -> Markup:
+    """The same of a bench's splits."""
+    return peaks(
+        [
+            MemoryRun(
+                accumulation_steps=each.accumulation_steps,
+                micro_batch=each.micro_batch,
+                by_category=each.memory.by_category,
+            )
+            for each in candidates
+            if each.memory is not None
+        ]
+    )
+
+
+def times(candidates: Sequence[Any]) -> Markup:
+    """Seconds of an optimizer step for each split of a bench: a point for each that was timed, a line at the median."""
+    timed = [each for each in candidates if each.time is not None]
+    if not timed:
+        return Markup("")
+    with figure(0.75 + 0.32 * len(timed)) as (axes, svg):
+        for place, each in enumerate(reversed(timed)):
+            axes.barh(place, each.time.median_s, 0.6, color=SERIES[0], alpha=0.35)
+            axes.plot([each.time.median_s] * 2, [place - 0.3, place + 0.3], color=INK, linewidth=1.6)
+            axes.scatter(each.time.seconds, [place] * len(each.time.seconds), color=SERIES[0], s=14, zorder=3)
+        axes.set_xlim(left=0)
+        axes.set_yticks(range(len(timed)), [_split(each) for each in reversed(timed)])
+        axes.set_xlabel("seconds of an optimizer step (line: median)")
+    return svg("Seconds of an optimizer step for each split")
+
+
+def tensors(off: Sequence[TensorOff]) -> Markup:
+    """Error / bound of each parameter that is off, by its place in the table beneath."""
+    worst = [(place, _over_bound(each.error, each.bound)) for place, each in enumerate(off, start=1)]
+    known = [(place, value) for place, value in worst if value is not None]
+    if not known:
+        return Markup("")
+    with figure(0.75 + 0.16 * len(off)) as (axes, svg):
+        for place, value in known:
+            axes.plot([0, value], [place, place], color=WRONG, linewidth=1.6)
+            axes.scatter([value], [place], color=WRONG, s=20, zorder=3)
+        _powers(axes, 0, max(1, math.ceil(max(value for _, value in known))))
+        axes.set_ylim(len(off) + 0.6, 0.4)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylabel("row")
+        axes.set_xlabel("error / bound")
+    return svg("Error over its bound, by parameter")
 
 
 def kept(steps: Sequence[Any]) -> Markup:
@@ -141,7 +173,7 @@ def kept(steps: Sequence[Any]) -> Markup:
 def _by_micro_step(steps: Sequence[Any], kinds: dict[str, list[int]], title: str) -> Markup:
     if not steps or len(steps) > MOST_BARS or not any(map(any, kinds.values())):
         return Markup("")
-    with _figure(1.9) as (axes, svg):
+    with figure(1.9) as (axes, svg):
         _stack(axes, [float(step.micro_step) for step in steps], kinds, vertical=True)
         axes.set_xlabel("micro-step")
         if len(steps) <= 16:
@@ -166,6 +198,17 @@ def _over_bound(error: float | None, bound: float | None) -> float | None:
     return math.log10(max(error / bound, SMALLEST))
 
 
+def _powers(axes: Any, low: int, high: int) -> None:
+    """An axis of powers of ten."""
+    powers = range(low, high + 1, -(-(high - low) // 6))
+    axes.set_xlim(low - 0.2, high)
+    axes.set_xticks(powers, [f"{10.0**power:g}" for power in powers])
+
+
+def _split(run: Any) -> str:
+    return f"N = {run.accumulation_steps}, B = {run.micro_batch}"
+
+
 def _stack(axes: Any, places: Sequence[float], kinds: dict[str, list[int]], *, vertical: bool) -> None:
     unit, divisor = _unit(max(map(sum, zip(*kinds.values(), strict=True))))
     below = [0.0] * len(places)
@@ -177,7 +220,9 @@ def _stack(axes: Any, places: Sequence[float], kinds: dict[str, list[int]], *, v
         bar(places, heights, 0.7, below, color=colour, label=name)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     (axes.set_ylabel if vertical else axes.set_xlabel)(unit)
-    axes.legend(frameon=False, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, handlelength=1)
+    axes.legend(
+        frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0, handlelength=1, columnspacing=1.2
+    )
 
 
 def _unit(largest: int) -> tuple[str, int]:
@@ -185,43 +230,3 @@ def _unit(largest: int) -> tuple[str, int]:
         if largest >= divisor:
             return unit, divisor
     return "bytes", 1
-
-
-@contextmanager
-def _figure(height: float) -> Iterator[tuple[Any, Callable[[str], Markup]]]:
-    """Axes to draw on, and what gives the SVG afterwards. A script's own settings and figures are not touched."""
-    import matplotlib  # only a page with figures pays for it
-    from matplotlib.figure import Figure
-
-    drawn = StringIO()
-
-    def svg(title: str) -> Markup:
-        return _inline(drawn.getvalue(), title)
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**_LOOK, "svg.hashsalt": str(next(_numbers))})
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")  # not pyplot's: it belongs to nobody else
-        axes = figure.add_subplot()
-        axes.spines[["top", "right"]].set_visible(False)
-        yield axes, svg
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
-
-
-_LOOK: dict[Any, Any] = {
-    "svg.fonttype": "none", "font.size": 9.0,
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT,
-    "xtick.labelcolor": INK, "ytick.labelcolor": INK,
-}  # fmt: skip
-
-
-def _inline(drawn: str, title: str) -> Markup:
-    """As a part of a page, which has its own font and styles."""
-    svg = drawn[drawn.index("<svg") :]
-    svg = re.sub(r'<g id="[^"]*"| xmlns(:xlink)?="[^"]*"', lambda found: "<g" if found[0][0] == "<" else "", svg)
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
-    svg = re.sub(r"font-family: [^;\"]*|(?<=px )'DejaVu Sans'[^;\"]*", "", svg)
-    for stand_in, name in VARIABLES.items():
-        svg = svg.replace(stand_in, f"var(--{name})")
-    return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1))
