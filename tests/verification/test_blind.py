@@ -1,6 +1,6 @@
 """Mistakes that a tester made who had not seen the code: each is named for what it is, or said not to be known.
 
-Run: pytest -n 0 tests/verification/test_blind.py (a minute on two idle cores). The same cases without a mistake are
+Run: pytest -m slow -n 0 tests/verification/test_blind.py (a minute on two idle cores). The same cases without a mistake are
 right. The faults of the table are tests/verification/test_faults_named.py's.
 """
 
@@ -20,7 +20,7 @@ from dsaccum.verification.records.record import Cause, VerifyRecord
 from dsaccum.verification.subject.capture import WindowCapture
 from tests.verification.verifying import Given, found
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 FAULTS, LOOPS = (Path(__file__).with_name(name) for name in ("blind_faults.py", "blind_loops.py"))
 
 

@@ -1,6 +1,6 @@
 """Loops of users that do something of their own: right ones are equivalent, wrong ones are wrong for what they do.
 
-Run: pytest -n 0 tests/verification/test_odd_loops.py (a minute on two idle cores). Every wrong loop here differs from
+Run: pytest -m slow -n 0 tests/verification/test_odd_loops.py (a minute on two idle cores). Every wrong loop here differs from
 ``sound``, which is right, in one statement.
 """
 
@@ -17,7 +17,7 @@ from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import VerifyRecord
 from tests.verification.verifying import Given, found
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 LOOPS = Path(__file__).with_name("odd_loops.py")
 
 
@@ -46,7 +46,6 @@ def test_a_loop_that_weighs_by_the_window_s_targets_is_right_on_ragged_rows(
     assert causes(wrong) == [("mean-of-means", "certain")], found(wrong)
 
 
-@pytest.mark.slow
 def test_losses_kept_after_their_backward_hold_no_activations(rank_pool: RankPools, tmp_path: Path) -> None:
     record = run(tmp_path, rank_pool, "keeps_losses")
     assert record.verdict == "equivalent", found(record)

@@ -1,6 +1,6 @@
 """What looks like a fault of the table and is another: it is found, and not called by that fault's name.
 
-Run: pytest -n 0 tests/verification/test_wrong_names.py (a minute on two idle cores). Each was once called wrongly, as a
+Run: pytest -m slow -n 0 tests/verification/test_wrong_names.py (a minute on two idle cores). Each was once called wrongly, as a
 certainty. The right names of the faults themselves are tests/verification/test_faults_named.py's.
 """
 
@@ -21,7 +21,7 @@ from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import VerifyRecord
 from tests.verification.verifying import ADAMW, Given, found
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 HERE = Path(__file__).parent
 FAULTS, MODELS = HERE / "odd_faults.py", HERE / "odd_models.py"
 SLOW = pytest.mark.slow
