@@ -1,7 +1,7 @@
 """Mistakes that a tester made who had not seen the code: each is named for what it is, or said not to be known.
 
-Run: pytest -m slow -n 0 tests/verification/test_blind.py (a minute on two idle cores). The same cases without a mistake are
-right. The faults of the table are tests/verification/test_faults_named.py's.
+Run: pytest -m slow -n 0 tests/verification/test_blind.py (a minute on two idle cores). The same cases without a
+mistake are right. The faults of the table are tests/verification/test_faults_named.py's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loops of users that do something of their own: right ones are equivalent, wrong ones are wrong for what they do.
 
-Run: pytest -m slow -n 0 tests/verification/test_odd_loops.py (a minute on two idle cores). Every wrong loop here differs from
-``sound``, which is right, in one statement.
+Run: pytest -m slow -n 0 tests/verification/test_odd_loops.py (a minute on two idle cores). Every wrong loop here
+differs from ``sound``, which is right, in one statement.
 """
 
 from __future__ import annotations

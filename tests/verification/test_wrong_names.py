@@ -1,7 +1,7 @@
 """What looks like a fault of the table and is another: it is found, and not called by that fault's name.
 
-Run: pytest -m slow -n 0 tests/verification/test_wrong_names.py (a minute on two idle cores). Each was once called wrongly, as a
-certainty. The right names of the faults themselves are tests/verification/test_faults_named.py's.
+Run: pytest -m slow -n 0 tests/verification/test_wrong_names.py (a minute on two idle cores). Each was once called
+wrongly, as a certainty. The right names of the faults themselves are tests/verification/test_faults_named.py's.
 """
 
 from __future__ import annotations
