@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ class BareFinder:
         self._desk, self._owned = desk, owned
         # What is not watched must not be kept alive: a script may train one model after the other.
         self._watched: WeakKeyDictionary[Any, BareWatching | None] = WeakKeyDictionary()
-        self._stepped: WeakSet[Any] = WeakSet()
+        self._expected: Any = None  # to step, by a scaler
         self._roots: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
         self._subjects: list[BareWatching] = []
         self._depth = 0
@@ -90,9 +90,10 @@ class BareFinder:
         self._depth -= 1
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        self._stepped.add(optimizer)
+        if self._expected is optimizer:
+            self._expected = None
         watching = self._watched.get(optimizer)
-        if watching is None:
+        if watching is None or watching.gone:
             return
         try:
             if _closure(arguments, keywords):
@@ -104,7 +105,8 @@ class BareFinder:
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         for each in self._subjects:
-            each.another_stepped(optimizer)
+            if not each.gone:
+                each.another_stepped(optimizer)
         if optimizer not in self._watched:
             self._watched[optimizer] = None
             try:
@@ -113,18 +115,19 @@ class BareFinder:
                 self._desk.refuse(error)
             except Exception as error:
                 self._desk.give_up("this optimizer can't be watched", error)
-        elif (watching := self._watched[optimizer]) is not None:
+        elif (watching := self._watched[optimizer]) is not None and not watching.gone:
             try:
                 watching.after_step(optimizer)
             except Exception as error:
                 watching.fail(error)
 
     def _before_scaler(self, optimizer: Any) -> None:
-        self._stepped.discard(optimizer)
+        self._expected = optimizer
 
     def _after_scaler(self, optimizer: Any) -> None:
+        skipped, self._expected = self._expected is optimizer, None
         watching = self._watched.get(optimizer)
-        if watching is not None and optimizer not in self._stepped:
+        if skipped and watching is not None and not watching.gone:
             try:
                 watching.skipped()
             except Exception as error:

@@ -50,6 +50,7 @@ class Watching:
         self.steps = 0
         self.earlier: list[int] = []
         self.over = not desk.windows
+        self.gone = False  # over, and nothing of it is left on the run
         self.recorder: Recorder | None = None
         self.measures: WindowMeasures | None = None
         self.clips: list[Clip] = []
@@ -162,6 +163,7 @@ class Watching:
             self.begin_if_due()
         if self.over and not self.recording:
             self.left()
+            self.gone = True
             self.desk.seen(self.number)
 
     def left(self) -> None:

@@ -184,7 +184,7 @@ def test_a_module_of_that_name_which_is_none(monkeypatch: pytest.MonkeyPatch, tm
 
     assert deepspeed.OWN
     session.end()
-    monkeypatch.delitem(sys.modules, "deepspeed")
+    del sys.modules["deepspeed"]
 
 
 def test_a_stream_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
