@@ -26,6 +26,7 @@ from dsaccum.training.console import ConsoleProgress
 from dsaccum.training.continuing import Continuation
 from dsaccum.training.control import ControlExchange
 from dsaccum.training.failure import is_communication
+from dsaccum.training.gathering import Gathering
 from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
 from dsaccum.training.loop import TrainingLoop
@@ -117,6 +118,7 @@ def build_keeper(inputs: Inputs, ranks: Ranks, engine: WindowEngine, watchdog: W
         ranks.rank,
         run.journal.make_metrics_durable,
         watchdog.moved,
+        Gathering(ranks, watchdog, dist.distributed_c10d._get_default_store()).wait,
     )
     return CheckpointKeeper(
         writer,

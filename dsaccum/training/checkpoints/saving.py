@@ -53,6 +53,7 @@ class CheckpointWriter:
         rank: this process's.
         metrics_durable: makes ``metrics.jsonl`` durable, returns its length; asked on rank 0.
         moved: told that this rank moves.
+        gather: comes back when all ranks have called it, however long one of them writes.
     """
 
     def __init__(
@@ -66,9 +67,11 @@ class CheckpointWriter:
         rank: int,
         metrics_durable: Callable[[], int],
         moved: Callable[[], None],
+        gather: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine, self._shelf, self._split, self._origin, self._keep = engine, shelf, split, origin, keep
         self._versions, self._rank, self._metrics_durable, self._moved = versions, rank, metrics_durable, moved
+        self._gather = gather
 
     def save(self, counters: Counters) -> Saved:
         """Save at a window's boundary. A collective; where a file cannot be written, all ranks learn why."""
@@ -79,6 +82,7 @@ class CheckpointWriter:
         files = StateFiles(self._moved)
         save_state(self._engine, draft, files)
         files.save(random_state(), draft / random_file(self._rank))
+        self._gather()
         problem, size = self._publish(draft, counters, files)
         path = None if problem else draft.with_name(f"step-{counters.step}")
         return Saved(path, problem, time.perf_counter() - started, size)
