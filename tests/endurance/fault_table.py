@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -108,6 +109,17 @@ def run_to_its_end(
     return Ended(code, log.read_text(), started, ended, len(left), len(stayed))
 
 
+def by_hand(cwd: Path, flags_of_ranks: list[list[str]]) -> Ended:
+    """Two ranks without a launcher; the code is the larger one."""
+    place = f"WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}"
+    first, second = (
+        f"{place} RANK={rank} LOCAL_RANK={rank} {shlex.join(train_command(*FLAGS, *flags, ranks=None))}"
+        for rank, flags in enumerate(flags_of_ranks)
+    )
+    script = f"{first} & {second}; second=$?; wait $!; first=$?; exit $((first > second ? first : second))"
+    return run_to_its_end(["bash", "-c", script], cwd, environment())
+
+
 def _segments() -> set[str]:
     return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
 
@@ -123,7 +135,7 @@ class Bench:
         """The run that nothing happened to."""
         if flags not in self._whole:
             run = self.folder / f"whole-{len(self._whole)}"
-            ended = self.train(run, *flags)
+            ended = by_hand(self.folder, [["--output-dir", run.name, *flags]] * 2)
             assert ended.code == 0, ended.said
             self._whole[flags] = run
         return self._whole[flags]
@@ -145,8 +157,8 @@ class Bench:
         return self.row(name, ended, ended.ended - mark.stat().st_mtime, ended.error, self.continued(run))
 
     def continued(self, run: Path, *flags: str) -> str:
-        """Continue it by the same command, and compare."""
-        ended = self.train(run, *flags)
+        """Continue it by the same flags, and compare. Started by hand, which takes half as long as by the launcher."""
+        ended = by_hand(self.folder, [["--output-dir", run.name, *flags]] * 2)
         if ended.code:
             return f"code {ended.code}: {ended.error}"
         return ", ".join(differences(self.whole(*flags), run)) or "exact"
@@ -176,7 +188,7 @@ def not_a_number(bench: Bench) -> Row:
     shutil.rmtree(again / "model")
     record = json.loads((again / "run.json").read_text())
     (again / "run.json").write_text(json.dumps({**record, "status": "running"}))
-    on = bench.train(again)
+    on = by_hand(bench.folder, [["--output-dir", again.name]] * 2)
     goes_on = ", ".join(differences(run, again)) or "exact" if on.code == 0 else on.error
     return bench.row("NaN in one micro-batch", ended, 0.0, message, goes_on)
 
@@ -219,7 +231,7 @@ def a_slow_disk(bench: Bench) -> Row:
 
 
 def unequal_data(bench: Bench) -> Row:
-    """Rank 1 reads another file; started by hand, as on another machine."""
+    """Rank 1 reads another file, as on another machine."""
     from dsaccum.power.small_case import write_text
 
     folder = bench.folder / "apart"
@@ -227,19 +239,8 @@ def unequal_data(bench: Bench) -> Row:
     file = write_text(folder)
     other = folder / "other.txt"
     other.write_text(file.read_text() + " more")
-    port = str(free_port())
-    script = "; ".join(
-        f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} "
-        + " ".join(
-            f"'{word}'"
-            for word in train_command(
-                *FLAGS, "--output-dir", "run", "--set", "data.source=files", "--set", f"data.files=[{each}]", ranks=None
-            )
-        )
-        + (" & first=$!" if rank == 0 else "; second=$?")
-        for rank, each in enumerate((file, other))
-    ).replace("& first=$!;", "& first=$!")
-    ended = run_to_its_end(["bash", "-c", f"{script}; wait $first; exit $second"], folder, environment())
+    own = ["--output-dir", "run", "--set", "data.source=files", "--set"]
+    ended = by_hand(folder, [[*own, f"data.files=[{each}]"] for each in (file, other)])
     nothing = "nothing to continue" if not (folder / "run").exists() else "it has made a directory"
     return bench.row("unequal data on ranks", ended, ended.ended - ended.started, ended.error, nothing)
 
