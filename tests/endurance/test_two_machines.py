@@ -24,7 +24,7 @@ import pytest
 from tests.endurance.running import config, differences, metrics, steps_in, train
 from tests.training.launching import TINY, TRAIN, environment
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 SLOW = pytest.mark.slow
 STEPS, EVERY, TIMEOUT_S = 12, 5, 10
 FLAGS = [*TINY, "--steps", str(STEPS), "--set", f"run.checkpoint_every={EVERY}", "--preflight", "off",

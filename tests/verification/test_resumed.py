@@ -26,7 +26,7 @@ from dsaccum.verification.resumed.verify import verify_resumed
 from dsaccum.verification.subject.faults import OF_RESUMPTION
 from tests.endurance.running import STEPS, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(1200)]
 Begun = Callable[[int, int], Path]
 
 
