@@ -12,7 +12,7 @@ Within the window, entry (k W + r) B + j goes to micro-step k, rank r, row j.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -68,6 +68,8 @@ class ReferenceSamples:
         world_size: W.
         micro_batch: B.
         pad_token: id that fills up rows.
+        before: effective batches of the windows that a run made before another split, or another effective batch, was
+            asked for; windows count from the run's beginning.
     """
 
     def __init__(
@@ -80,11 +82,14 @@ class ReferenceSamples:
         world_size: int,
         micro_batch: int,
         pad_token: int,
+        before: Sequence[int] = (),
     ) -> None:
         self._raw, self._seed, self._last_window, self._pad_token = raw, seed, last_window, pad_token
         self._split = {"accumulation_steps": accumulation_steps, "world_size": world_size, "micro_batch": micro_batch}
         self._effective_batch = accumulation_steps * world_size * micro_batch
+        self._before = tuple(before)
         self._epoch_order = lru_cache(maxsize=4)(self._sorted_epoch)
+        self._start = lru_cache(maxsize=None)(self._walk_to)
 
     def sample_ids(self, window: int) -> np.ndarray:
         """The window's samples, [E], int64; ``NO_SAMPLE`` for a row that holds none."""
@@ -119,13 +124,31 @@ class ReferenceSamples:
         return np.lexsort((samples, bits.random_raw(len(samples))))  # by key; equal keys by sample
 
     def _due(self, window: int, entry: int) -> int:
-        count, size = len(self._raw.starts), self._effective_batch
+        count, start = len(self._raw.starts), self._start(window)
         if self._last_window == "continue":
-            epoch, place = divmod(window * size + entry, count)
+            epoch, place = divmod(start + entry, count)
         else:
-            windows = count // size if self._last_window == "drop" else -(-count // size)
-            epoch, place = window // windows, window % windows * size + entry
+            epoch, place = divmod(start, count)
+            place += entry
         return int(self._epoch_order(epoch)[place]) if place < count else NO_SAMPLE
+
+    def _walk_to(self, window: int) -> int:
+        """Where a window starts in all epochs' orders, one after the other: window by window from the beginning."""
+        position = 0
+        for size in [*self._before[:window], *[self._effective_batch] * (window - len(self._before))]:
+            position = self._behind(self._begun(position, size), size)
+        size = self._before[window] if window < len(self._before) else self._effective_batch
+        return self._begun(position, size)
+
+    def _begun(self, position: int, size: int) -> int:
+        """``drop``: a window that doesn't fit into its epoch begins with the next one."""
+        left = len(self._raw.starts) - position % len(self._raw.starts)
+        return position + left if self._last_window == "drop" and size > left else position
+
+    def _behind(self, position: int, size: int) -> int:
+        """``short``: a window ends with its epoch, if not before."""
+        left = len(self._raw.starts) - position % len(self._raw.starts)
+        return position + (min(size, left) if self._last_window == "short" else size)
 
     def _batch(self, samples: list[int]) -> dict[str, Tensor]:
         rows = [self._row(sample) for sample in samples]

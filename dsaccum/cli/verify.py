@@ -12,7 +12,9 @@ from dsaccum.cli.record_file import write_record, write_report
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.reading import read_json_object, read_yaml_mapping
 from dsaccum.report.new_files import check_new_files
+from dsaccum.training.start import find_start
 from dsaccum.verification.cases.arguments import MOST_STEPS, VerifyArguments
+from dsaccum.verification.resumed.arguments import ResumeArguments
 
 if TYPE_CHECKING:
     from dsaccum.verification.records.record import VerifyRecord
@@ -29,6 +31,16 @@ def verify_command(
     experiment: Annotated[
         Path | None,
         typer.Option(metavar="FILE.yaml", help="Experiment: model, data, loss.", rich_help_panel=_SUBJECT),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="DIR",
+            help="The next windows of the run in this directory, from its newest checkpoint, in any split of its "
+            "effective batch; in place of --deepspeed and --experiment.",
+            rich_help_panel=_SUBJECT,
+        ),
     ] = None,
     loop: Annotated[
         str,
@@ -117,6 +129,27 @@ def verify_command(
     """
 
     def work() -> ExitCode:
+        if resume is not None:
+            own = {"--deepspeed": deepspeed, "--experiment": experiment, "--set": overrides}
+            _refuse_beside_resume(own | {"--loop": loop if loop != "dsaccum" else None})
+            check_new_files({"--json": json, "--html": html})
+            find_start(str(resume), None)  # before torch is loaded: a mistyped name is answered at once
+            return _verify_and_report(
+                ResumeArguments(
+                    directory=resume,
+                    ranks=ranks,
+                    steps=steps,
+                    accumulation_steps=accum_steps,
+                    micro_batch=micro_batch,
+                    fault=inject,
+                    remedies=not no_remedies,
+                    strict=strict,
+                    verbose=verbose,
+                    command=("dsaccum", *context.obj),
+                ),
+                json,
+                html,
+            )
         if deepspeed is None:
             problem = "no DeepSpeed JSON was given"
             raise ConfigError(problem, source="--deepspeed", fix="--deepspeed ds_configs/accum4.json")
@@ -143,7 +176,16 @@ def verify_command(
     return exit_code_of(work, verbose=verbose)
 
 
-def _verify_and_report(arguments: VerifyArguments, record_path: Path | None, html_path: Path | None) -> ExitCode:
+def _refuse_beside_resume(given: dict[str, object]) -> None:
+    for flag, value in given.items():
+        if value:
+            problem = "cannot be given with --resume: the run's own configs and loop are verified"
+            raise ConfigError(problem, source=flag, fix=f"leave {flag} out")
+
+
+def _verify_and_report(
+    arguments: VerifyArguments | ResumeArguments, record_path: Path | None, html_path: Path | None
+) -> ExitCode:
     from dsaccum.engine.process import quiet_libraries
     from dsaccum.report.progress import shown_progress
 
@@ -151,9 +193,14 @@ def _verify_and_report(arguments: VerifyArguments, record_path: Path | None, htm
         progress.stage("loading torch and DeepSpeed")
         if not arguments.verbose:
             quiet_libraries()
-        from dsaccum.verification.verify import verify
+        if isinstance(arguments, ResumeArguments):
+            from dsaccum.verification.resumed.verify import verify_resumed
 
-        record = verify(arguments, progress)
+            record = verify_resumed(arguments, progress)
+        else:
+            from dsaccum.verification.verify import verify
+
+            record = verify(arguments, progress)
     from dsaccum.report.terminal import print_report
 
     show(lambda: print_report(record))

@@ -54,12 +54,32 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
     content = copy.deepcopy(written)
     overridden = [_apply_override(content, override) for override in overrides]
     try:
+        return _validated(content)
+    except ConfigError as mistake:
+        from_flag = any(_overlap(mistake.key, key_path) for key_path in overridden) or _is_sound(written)
+        raise mistake.located("--set" if from_flag else path) from None
+
+
+def experiment_of(content: Mapping[str, Any], source: str | Path) -> Experiment:
+    """An experiment that a record has kept.
+
+    Args:
+        content: as it was resolved.
+        source: the record's file, for messages.
+
+    Raises:
+        ConfigError: the first mistake; another version wrote it, say.
+    """
+    with located_in(source):
+        return _validated(content)
+
+
+def _validated(content: Mapping[str, Any]) -> Experiment:
+    try:
         return Experiment.model_validate(content)
     except ValidationError as error:
         problems = error.errors()
-        mistake = _as_config_error(problems[0], more=len(problems) - 1)
-        from_flag = any(_overlap(mistake.key, key_path) for key_path in overridden) or _is_sound(written)
-        raise mistake.located("--set" if from_flag else path) from None
+        raise _as_config_error(problems[0], more=len(problems) - 1) from None
 
 
 @contextmanager

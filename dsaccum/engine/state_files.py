@@ -1,7 +1,9 @@
 """An engine's whole state to files and back, through DeepSpeed's own checkpoints.
 
-Two things are ours. A file that cannot be written is noted, not raised: DeepSpeed would leave the ranks that wait for
-it waiting. And nothing but tensors and DeepSpeed's own few classes is unpickled, though DeepSpeed asks for anything.
+Three things are ours. A file that cannot be written is noted, not raised: DeepSpeed would leave the ranks that wait for
+it waiting. Files are written when DeepSpeed's part is over: it has ranks wait in collectives, which give up on one that
+writes to a slow disk. And nothing but tensors and DeepSpeed's own few classes is unpickled, though DeepSpeed asks for
+anything.
 """
 
 from __future__ import annotations
@@ -100,7 +102,9 @@ class StateFiles:
 
 
 def save_state(engine: Any, directory: Path, files: StateFiles) -> None:
-    """Write parameters, optimizer, schedule, loss scale and counters; look at ``files.error``. A collective.
+    """Write parameters, optimizer, schedule, loss scale and counters; look at ``files.error``. A collective at first.
+
+    Ranks come back as each has written its own files.
 
     At a window's boundary only: DeepSpeed does not save half a window.
 
@@ -110,12 +114,15 @@ def save_state(engine: Any, directory: Path, files: StateFiles) -> None:
         files: is told what this rank wrote.
     """
     writer = engine.checkpoint_engine
+    pending: list[tuple[Any, str | os.PathLike[str]]] = []  # states by reference, which nothing changes till then
     with (
-        _own(writer, "save", lambda state_dict, path: files.save(state_dict, path)),
+        _own(writer, "save", lambda state_dict, path: pending.append((state_dict, path))),
         _own(writer, "makedirs", files.make_directory),
         _own(engine, "_copy_recovery_script", lambda *_: None),  # it stands in DeepSpeed itself
     ):
         engine.save_checkpoint(str(directory), tag=TAG, client_state=UNIVERSAL, save_latest=False)
+    for state, path in pending:
+        files.save(state, path)
 
 
 def load_state(engine: Any, directory: Path, *, universal: bool) -> None:

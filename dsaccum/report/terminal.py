@@ -13,7 +13,7 @@ from dsaccum.report.layout import WIDTH, as_plain_text, labelled, listed, print_
 from dsaccum.report.resources import communication_lines, memory_lines
 from dsaccum.report.step_tables import step_lines
 from dsaccum.report.weight_matrix import weight_lines
-from dsaccum.verification.records.record import VerifyRecord
+from dsaccum.verification.records.record import ResumedRecord, VerifyRecord
 
 
 def print_report(record: VerifyRecord, stream: TextIO | None = None) -> None:
@@ -94,10 +94,24 @@ def described(record: VerifyRecord) -> dict[str, str]:
         "precision": ", ".join(filter(None, numbers)),
         "truth": _TRUTHS.get(record.truth or "", record.truth or ""),
         "loop": record.loop,
+        "resumed": "" if record.resumed is None else _resumed(record.resumed),
         "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
         "took": took,
     }
     return {label: text for label, text in said.items() if text}
+
+
+def _resumed(resumed: ResumedRecord) -> str:
+    before = resumed.split_before
+    split = f"{before.world_size} x {before.accumulation_steps} x {before.micro_batch}"
+    where = f"{resumed.directory}, {resumed.checkpoint}, {counted(resumed.samples, 'sample')}; before as {split}"
+    if resumed.compared is None:
+        return where
+    kept = ", ".join(["weights", *resumed.states])
+    same = (
+        "as its files hold them" if not resumed.differing else f"but for {', '.join(resumed.differing)} as in its files"
+    )
+    return f"{where}\n{kept} of {counted(resumed.compared, 'parameter')}, {same}"
 
 
 def _parameters(record: VerifyRecord) -> str:

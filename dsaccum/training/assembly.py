@@ -17,7 +17,7 @@ from dsaccum.engine.refusal import refusal
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.training import finish, opening
 from dsaccum.training.checkpoints.keeping import CheckpointKeeper
-from dsaccum.training.checkpoints.loading import is_split_anew, prepare, take_over
+from dsaccum.training.checkpoints.loading import config_to_load, prepare, take_over
 from dsaccum.training.checkpoints.manifest import Counters, Split, StreamOrigin
 from dsaccum.training.checkpoints.random_state import random_state, restore_random_state
 from dsaccum.training.checkpoints.saving import CheckpointWriter
@@ -26,6 +26,7 @@ from dsaccum.training.console import ConsoleProgress
 from dsaccum.training.continuing import Continuation
 from dsaccum.training.control import ControlExchange
 from dsaccum.training.failure import is_communication
+from dsaccum.training.gathering import Gathering
 from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
 from dsaccum.training.loop import TrainingLoop
@@ -58,8 +59,7 @@ def build_engine(inputs: Inputs, ranks: Ranks, continuation: Continuation | None
     config = deepspeed.config
     if checkpoint is not None:
         prepare(checkpoint, ranks)
-        if is_split_anew(checkpoint, ranks.world_size):
-            config = {**config, "checkpoint": {**config.get("checkpoint", {}), "load_universal": True}}
+        config = config_to_load(config, checkpoint, ranks.world_size)
     # Some of DeepSpeed's optimizers print their memory use past all loggers.
     quiet = contextlib.nullcontext() if inputs.arguments.verbose else contextlib.redirect_stdout(io.StringIO())
     try:
@@ -118,6 +118,7 @@ def build_keeper(inputs: Inputs, ranks: Ranks, engine: WindowEngine, watchdog: W
         ranks.rank,
         run.journal.make_metrics_durable,
         watchdog.moved,
+        Gathering(ranks, watchdog, dist.distributed_c10d._get_default_store()).wait,
     )
     return CheckpointKeeper(
         writer,

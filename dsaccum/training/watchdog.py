@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import psutil
 import torch.distributed as dist
@@ -53,7 +53,7 @@ class Watchdog:
         self._ranks, self._timeout_s, self._stop_request = ranks, timeout_s, stop
         self.on_end: Callable[[str], None] = lambda _: None
         """Called with the reason, on the way out; whoever keeps the run's record puts it here."""
-        self._position, self._moved = Position(0, 0, 0), time.monotonic()
+        self._position, self._moved, self._moves = Position(0, 0, 0), time.monotonic(), 0
         self._launchers = _launchers() if ranks.launched else []
         self._alone_since: float | None = None
         self._beat = 0
@@ -72,13 +72,32 @@ class Watchdog:
         self._stopped.set()
 
     def at(self, step: int, micro_step: int, phase: str) -> None:
-        """This rank has come so far; two assignments, cheap enough for every phase of every micro-step."""
+        """This rank has come so far; a few assignments, cheap enough for every phase of every micro-step."""
         self._position = Position(step, micro_step, PHASES.index(phase))
-        self._moved = time.monotonic()
+        self.moved()
 
     def moved(self) -> None:
         """This rank makes progress where it stands."""
+        self._moves += 1
         self._moved = time.monotonic()
+
+    def waits(self) -> None:
+        """This rank is through with what it did where it stands; one that is not is behind it."""
+        here = self._position
+        self._position = replace(here, micro_step=here.micro_step + 1)
+        self.moved()
+
+    def moves_of(self, others: Sequence[int], board: NoticeBoard) -> dict[int, str | None]:
+        """How often each of these ranks has moved, as of its last heartbeat; of rank -1 where nobody answers.
+
+        Args:
+            others: ranks.
+            board: of the caller's own thread.
+        """
+        values = board.read([f"dsaccum/beat/{rank}" for rank in others])
+        if values is None:
+            return {-1: None}
+        return {rank: value and value.split()[-1] for rank, value in zip(others, values, strict=True)}
 
     @property
     def position(self) -> Position:
@@ -147,7 +166,8 @@ class Watchdog:
         position = self._position
         # Without the board (rank 0 has ended) there is nobody to tell: the next collective fails by itself.
         self._board.write(
-            f"dsaccum/beat/{self._ranks.rank}", f"{beat} {position.step} {position.micro_step} {position.phase}"
+            f"dsaccum/beat/{self._ranks.rank}",
+            f"{beat} {position.step} {position.micro_step} {position.phase} {self._moves}",
         )
 
     def _heartbeats(self) -> dict[int, tuple[int, Position]] | None:
@@ -155,8 +175,8 @@ class Watchdog:
         values = self._board.read([f"dsaccum/beat/{rank}" for rank in range(self._ranks.world_size)])
         if values is None:
             return None
-        numbers = [[int(number) for number in (value or "-1 0 0 0").split()] for value in values]
-        return {rank: (beat, Position(*position)) for rank, (beat, *position) in enumerate(numbers)}
+        numbers = [[int(number) for number in (value or "-1 0 0 0 0").split()] for value in values]
+        return {rank: (beat, Position(*position)) for rank, (beat, *position, _) in enumerate(numbers)}
 
 
 def _launchers() -> list[psutil.Process]:

@@ -27,7 +27,7 @@ from dsaccum.verification.measures.memory import MemoryPeak, judge_memory, memor
 from dsaccum.verification.progress import Progress
 from dsaccum.verification.ranks.interface import TaskRunner
 from dsaccum.verification.ranks.pools import RankPools
-from dsaccum.verification.records.describe import describe_step
+from dsaccum.verification.records.describe import describe_resumption, describe_step
 from dsaccum.verification.records.hardware import hardware
 from dsaccum.verification.records.parts import CommunicationRecord, MemoryRecord
 from dsaccum.verification.records.record import (
@@ -122,14 +122,22 @@ def examine(prepared: PreparedCase, pool: TaskRunner, progress: Progress, extent
     progress.stage("computing the reference")
     with full_products():
         evidence = compare(
-            case, prepared.model, prepared.loss, starts, captures, runs, progress, with_trajectory=extent.trajectory
+            case,
+            prepared.model,
+            prepared.loss,
+            starts,
+            captures,
+            runs,
+            progress,
+            with_trajectory=extent.trajectory,
+            saved=prepared.saved,
         )
     measured, findings = _measure(evidence, pool, runs, extent, progress)
     evidence = replace(evidence, findings=findings)
     kept = evidence.without_overflows()
     claims, reasons = judge(kept, {"communication": measured.traffic_claim, "memory": measured.memory_claim})
     causes = diagnose(kept, _failed(claims, reasons))
-    if any(_ambiguous(cause) for cause in causes):
+    if case.resumed is None and any(_ambiguous(cause) for cause in causes):  # with N + 1 it would be another run
         causes = _told_apart(causes, prepared, pool, progress)
     return Examined(evidence, measured, runs[0], claims, reasons, causes)
 
@@ -208,7 +216,7 @@ def run_windows(
         elif isinstance(message, WindowCapture):
             windows.setdefault(message.step, {})[rank] = message
             if rank == 0:
-                progress.detail(f"window {message.step} of {len(case.windows)}")
+                progress.detail(f"window {message.step - case.counters.step} of {len(case.windows)}")
 
     runs = pool.run(run_case, case, on_message=receive)
     by_window = [[windows[step][rank] for rank in range(ranks)] for step in sorted(windows)]
@@ -224,7 +232,7 @@ def _measure(
     traffic_claim = Judged(traffic_state, traffic_reason)
     decided = bool(judge(evidence.without_overflows(), {"communication": traffic_claim})[0].which("fail"))
     wanted = extent.memory == "always" or (extent.memory == "undecided" and not decided)
-    peaks = _peaks(case, pool, progress) if wanted else []
+    peaks = _peaks(replace(case, resumed=None), pool, progress) if wanted else []
     memory, memory_state, memory_reason, memory_finding = judge_memory(peaks, case)
     findings = {each["id"]: each for each in (traffic_finding, memory_finding) if each is not None}
     return Measured(traffic, memory, traffic_claim, Judged(memory_state, memory_reason)), findings
@@ -273,6 +281,7 @@ def record_of(prepared: PreparedCase, examined: Examined, started: float, comman
         remedies=examined.ran.remedies,
         warnings=prepared.warnings,
         fault=case.fault,
+        resumed=describe_resumption(evidence),
         steps=[describe_step(step) for step in evidence.steps],
         communication=measured.communication,
         memory=measured.memory,

@@ -13,8 +13,10 @@ import pytest
 from dsaccum.verification.cases.arguments import VerifyArguments
 from dsaccum.verification.progress import Progress
 from dsaccum.verification.records.record import VerifyRecord
+from dsaccum.verification.resumed.arguments import ResumeArguments
 from tests.report import records
 
+Arguments = VerifyArguments | ResumeArguments
 Result = VerifyRecord | BaseException | Callable[[], Any]
 
 
@@ -23,9 +25,11 @@ class StubVerify:
 
     def __init__(self) -> None:
         self.result: Result = records.record()
-        self.calls: list[tuple[VerifyArguments, Any]] = []
+        self.calls: list[tuple[Any, Any]] = []
 
-    def verify(self, arguments: VerifyArguments, progress: Progress, pools: Any = None) -> VerifyRecord:
+    def verify(
+        self, arguments: VerifyArguments | ResumeArguments, progress: Progress, pools: Any = None
+    ) -> VerifyRecord:
         self.calls.append((arguments, pools))
         progress.stage("comparing")
         if isinstance(self.result, BaseException):
@@ -38,6 +42,9 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubVerify:
     stub, module = StubVerify(), ModuleType("dsaccum.verification.verify")
     module.verify = stub.verify  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    of_a_run = ModuleType("dsaccum.verification.resumed.verify")
+    of_a_run.verify_resumed = stub.verify  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, of_a_run.__name__, of_a_run)
     return stub
 
 

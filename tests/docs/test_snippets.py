@@ -30,6 +30,7 @@ from dsaccum.model import build_model
 from dsaccum.training.arguments import parse_arguments
 from dsaccum.training.finish import save_model
 from dsaccum.verification.records.watch import WatchRecord
+from dsaccum.verification.resumed.arguments import ResumeArguments
 from dsaccum.verification.subject.faults import fault_of
 from tests.cli.conftest import StubVerify, stub  # noqa: F401  (a fixture)
 from tests.docs.markdown import REPOSITORY, Block, blocks
@@ -165,8 +166,12 @@ def test_verifications_parse_and_their_files_exist(
     in_a_folder: Path,
     stub: StubVerify,  # noqa: F811
 ) -> None:
+    (run := in_a_folder / "runs/mine").mkdir(parents=True)
+    (run / "run.json").write_text('{"schema": "dsaccum.train/1"}')
     assert main(shlex.split(words[0])[1:]) == 0
     [(arguments, _)] = stub.calls
+    if isinstance(arguments, ResumeArguments):
+        return
     assert (REPOSITORY / arguments.deepspeed).is_file()
     load_experiment(REPOSITORY / (arguments.experiment or DEFAULT_EXPERIMENT), arguments.overrides)
     fault_of(arguments.fault)

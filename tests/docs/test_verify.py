@@ -18,7 +18,7 @@ from dsaccum.records import RecordPart
 from dsaccum.verification.cases.arguments import LOOPS
 from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
 from dsaccum.verification.records import parts, record
-from dsaccum.verification.subject.faults import FAULTS
+from dsaccum.verification.subject.faults import FAULTS, OF_RESUMPTION
 from tests.docs.markdown import REFERENCE, REPOSITORY, code, prose, section, tables
 
 VERIFY, CAUSES, RECORD = (REPOSITORY / "docs" / name for name in ("verify.md", "causes.md", "record.md"))
@@ -28,6 +28,8 @@ PARTS: dict[str, type[RecordPart]] = {
     "causes": record.Cause,
     "effective_batch": record.EffectiveBatchRecord,
     "model": record.ModelRecord,
+    "resumed": record.ResumedRecord,
+    "resumed: split_before": record.SplitRecord,
     "steps": parts.StepRecord,
     "steps: loss": parts.LossRecord,
     "steps: micro_batch_weights": parts.WeightsRecord,
@@ -66,7 +68,7 @@ def test_each_section_says_how_it_looks_why_and_what_to_do() -> None:
 
 
 def test_each_section_says_who_reported_it_or_that_nobody_did() -> None:
-    for identifier in FAULTS:
+    for identifier in FAULTS | OF_RESUMPTION:
         reported = section(CAUSES, identifier).partition("**Reported.**")[2]
         threads = re.findall(
             r"\[([\w.-]+/[\w.-]+)#(\d+)\]\(https://github.com/([\w.-]+/[\w.-]+)/issues/(\d+)\)", reported
@@ -76,8 +78,9 @@ def test_each_section_says_who_reported_it_or_that_nobody_did() -> None:
 
 
 def test_all_causes_but_the_unknown_can_be_put_in() -> None:
-    assert set(ADVICE) - set(FAULTS) == {UNKNOWN}
-    assert set(FAULTS) <= set(ADVICE), "a fault that can be put in can be named"
+    known = set(FAULTS | OF_RESUMPTION)
+    assert set(ADVICE) - known == {UNKNOWN}
+    assert known <= set(ADVICE), "a fault that can be put in can be named"
 
 
 # --- the record ---

@@ -1,7 +1,8 @@
 """Two machines on a virtual wire: network namespaces with addresses of their own, a rank in each.
 
 Run: pytest -n 0 -m "slow or not slow" tests/endurance/test_two_machines.py, as root, with iproute2; skipped where that
-is not allowed. What crosses the wire is counted by the kernel. Not covered: real switches, NCCL.
+is not allowed. What crosses the wire is counted by the kernel. Not covered: real switches, NCCL, ssh; in place of pdsh
+stands a script that starts what DeepSpeed hands to pdsh, in the two namespaces.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pytest
 from tests.endurance.running import config, differences, metrics, steps_in, train
 from tests.training.launching import TINY, TRAIN, environment
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 SLOW = pytest.mark.slow
 STEPS, EVERY, TIMEOUT_S = 12, 5, 10
 FLAGS = [*TINY, "--steps", str(STEPS), "--set", f"run.checkpoint_every={EVERY}", "--preflight", "off",
@@ -196,3 +197,61 @@ def test_a_machine_that_cannot_be_reached_is_named(tmp_path: Path, wire: Wire) -
     assert codes == [3, 3], said(run)
     assert time.monotonic() - started < 100
     assert "could not start" in said(run)
+
+
+PDSH = """#!/bin/bash
+# pdsh -S -f 1024 -w HOST,HOST COMMAND...: the command on each host, %n is the host's number; the largest code is ours.
+while [ "$1" != -w ]; do shift; done
+IFS=, read -ra hosts <<<"$2"; shift 2
+number=0; running=()
+for host in "${hosts[@]}"; do
+  ip netns exec "$host" env -u PYTHONPATH bash -c "${*//%n/$number}" & running+=($!)
+  number=$((number + 1))
+done
+code=0
+for each in "${running[@]}"; do wait "$each"; one=$?; [ $one -gt $code ] && code=$one; done
+exit $code
+"""
+
+
+def by_deepspeed(wire: Wire, run: Path, *launcher: str) -> list[str]:
+    """``deepspeed --hostfile``, with one slot on each host."""
+    hosts = run.parent / "hosts.txt"
+    hosts.write_text("".join(f"{host} slots=1\n" for host in wire.hosts))
+    deepspeed = str(Path(sys.executable).parent / "deepspeed")
+    words = ["--hostfile", str(hosts), "--master_addr", "10.77.0.1", "--master_port", "29778", *launcher]
+    return [deepspeed, *words, str(TRAIN), "--deepspeed", str(config()), *FLAGS, "--output-dir", run.name]
+
+
+@SLOW
+def test_started_by_deepspeed_on_each_machine(tmp_path: Path, wire: Wire) -> None:
+    one, run = tmp_path / "one", tmp_path / "run"
+    assert train(one, *FLAGS, ranks=2).code == 0
+    env = environment(GLOO_SOCKET_IFNAME="w0")
+    processes = []
+    for number, host in enumerate(wire.hosts):
+        words = by_deepspeed(wire, run, "--no_ssh", "--node_rank", str(number))
+        with (tmp_path / f"run.{number}.log").open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", host, *words], cwd=tmp_path, env=env, stdout=log, stderr=subprocess.STDOUT
+                )
+            )
+    assert [process.wait(timeout=240) for process in processes] == [0, 0], said(run)
+    assert metrics(one) == metrics(run)
+    assert differences(one, run, STEPS) == []
+
+
+@SLOW
+def test_started_by_deepspeed_from_one_of_them(tmp_path: Path, wire: Wire) -> None:
+    one, run, folder = tmp_path / "one", tmp_path / "run", tmp_path / "bin"
+    assert train(one, *FLAGS, ranks=2).code == 0
+    folder.mkdir()
+    (folder / "pdsh").write_text(PDSH)
+    (folder / "pdsh").chmod(0o755)
+    env = environment(GLOO_SOCKET_IFNAME="w0", PATH=f"{folder}:{os.environ['PATH']}")
+    words = by_deepspeed(wire, run, "--no_ssh_check")
+    ended = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert metrics(one) == metrics(run)
+    assert differences(one, run, STEPS) == []

@@ -27,7 +27,9 @@ def raw_of(samples: Samples) -> RawSamples:
     )
 
 
-def reference_of(samples: Samples, batch: EffectiveBatch, last_window: str, *, seed: int = 0) -> ReferenceSamples:
+def reference_of(
+    samples: Samples, batch: EffectiveBatch, last_window: str, *, seed: int = 0, before: tuple[int, ...] = ()
+) -> ReferenceSamples:
     return ReferenceSamples(
         raw_of(samples),
         seed=seed,
@@ -36,6 +38,7 @@ def reference_of(samples: Samples, batch: EffectiveBatch, last_window: str, *, s
         world_size=batch.world_size,
         micro_batch=batch.micro_batch,
         pad_token=PAD,
+        before=before,
     )
 
 
@@ -48,6 +51,17 @@ def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool
     return ours.keys() == theirs.keys() and all(
         ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name]) for name in ours
     )
+
+
+@pytest.mark.parametrize("last_window", ["continue", "drop", "short"])
+def test_the_stream_goes_on_where_another_effective_batch_left_it(last_window: str) -> None:
+    samples, now = random_samples(37, padded=False), EffectiveBatch(2, 2, 3)
+    for earlier, windows in itertools.product((4, 6, 10), (1, 3, 4, 9, 10)):
+        reference = reference_of(samples, now, last_window, before=(earlier,) * windows)
+        position = WindowOrder(37, earlier, last_window, seed=0).position_of(windows)
+        order = WindowOrder(37, now.total, last_window, seed=0, first_window=windows, position=position)
+        for window in range(windows, windows + 8):
+            assert np.array_equal(reference.sample_ids(window), order.sample_ids(window)), (earlier, windows, window)
 
 
 @pytest.mark.parametrize("last_window", ["continue", "drop", "short"])

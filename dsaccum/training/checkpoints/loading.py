@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -51,11 +51,15 @@ def choose_checkpoint(shelf: Shelf, ranks: Ranks, note: Note, moved: Callable[[]
 
 def _damage(checkpoint: Checkpoint, ranks: Ranks, moved: Callable[[], None]) -> str | None:
     """Each rank reads its share of the files."""
-    names = list(checkpoint.manifest.files)[ranks.rank :: ranks.world_size]
-    own = next((what for name in names if (what := _differs(checkpoint, name, moved))), None)
+    own = damage_in(checkpoint, list(checkpoint.manifest.files)[ranks.rank :: ranks.world_size], moved)
     everyone: list[str | None] = [own] * ranks.world_size
     dist.all_gather_object(everyone, own)
     return next((damage for damage in everyone if damage), None)
+
+
+def damage_in(checkpoint: Checkpoint, names: Iterable[str], moved: Callable[[], None] = lambda: None) -> str | None:
+    """The first of these files that does not hold what was written, and what is wrong with it."""
+    return next((what for name in names if (what := _differs(checkpoint, name, moved))), None)
 
 
 def _differs(checkpoint: Checkpoint, name: str, moved: Callable[[], None]) -> str | None:
@@ -73,6 +77,13 @@ def is_split_anew(checkpoint: Checkpoint, world_size: int) -> bool:
     """Whether DeepSpeed must convert it first: at ZeRO 1 to 3 each rank's file holds a share of the states."""
     manifest = checkpoint.manifest
     return manifest.zero_stage > 0 and manifest.split.world_size != world_size
+
+
+def config_to_load(config: dict[str, Any], checkpoint: Checkpoint, world_size: int) -> dict[str, Any]:
+    """The DeepSpeed JSON of an engine that takes the checkpoint over."""
+    if not is_split_anew(checkpoint, world_size):
+        return config
+    return {**config, "checkpoint": {**config.get("checkpoint", {}), "load_universal": True}}
 
 
 def prepare(checkpoint: Checkpoint, ranks: Ranks) -> None:
@@ -106,7 +117,7 @@ def take_over(engine: Any, checkpoint: Checkpoint, ranks: Ranks, seed: int) -> N
     With another number of ranks the generators begin anew: no rank has drawn what a rank of these would have.
 
     Args:
-        engine: DeepSpeed's, new, made with ``load_universal`` if ``is_split_anew``.
+        engine: DeepSpeed's, new, made with ``config_to_load``.
         checkpoint: prepared.
         ranks: this process's place.
         seed: of the run.

@@ -56,6 +56,7 @@ class CheckpointWriter:
         rank: this process's.
         metrics_durable: makes ``metrics.jsonl`` durable, returns its length; asked on rank 0.
         moved: told that this rank moves.
+        gather: comes back when all ranks have called it, however long one of them writes.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class CheckpointWriter:
         rank: int,
         metrics_durable: Callable[[], int],
         moved: Callable[[], None],
+        gather: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine, self._shelf, self._split, self._origin, self._keep = engine, shelf, split, origin, keep
         self._versions, self._rank, self._metrics_durable, self._moved = versions, rank, metrics_durable, moved
+        self._gather = gather
 
     def save(self, counters: Counters) -> Saved:
         """Save at a window's boundary. A collective; where a file cannot be written, all ranks learn why."""
@@ -82,6 +85,7 @@ class CheckpointWriter:
         files = StateFiles(self._moved)
         save_state(self._engine, draft, files)
         files.save(random_state(), draft / random_file(self._rank))
+        self._gather()
         problem, size = self._complete(draft, counters, files)
         problem = self._publish(draft, problem)
         path = None if problem else draft.with_name(f"step-{counters.step}")
@@ -108,6 +112,7 @@ class CheckpointWriter:
             self._add_manifest(draft, counters, written, files)
             directories = [Path(name) for name, _, _ in os.walk(draft)]
         files.reach_disk(directories)
+        self._gather()
         errors = _gathered(_said(files.error))
         problem = next((f"rank {rank}: {error}" for rank, error in enumerate(errors) if error), None)
         return problem, sum(each.bytes for each in written.values())

@@ -57,17 +57,22 @@ class VerifyArguments:
     command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_range("--ranks", self.ranks, "is no number of ranks")
-        _check_range("--steps", self.steps, "is no number of steps that can be compared", most=MOST_STEPS)
-        _check_range("--accum-steps", self.accumulation_steps, "is no number of accumulation steps")
-        _check_range("--micro-batch", self.micro_batch, "is no micro-batch size")
+        check_range("--ranks", self.ranks, "is no number of ranks")
+        check_range("--steps", self.steps, "is no number of steps that can be compared", most=MOST_STEPS)
+        check_range("--accum-steps", self.accumulation_steps, "is no number of accumulation steps")
+        check_range("--micro-batch", self.micro_batch, "is no micro-batch size")
         if self.loop not in LOOPS:
             _check_loop(self.loop)
         if self.fault is not None:
-            _check_fault(self.fault)
+            check_fault(self.fault)
 
 
-def _check_range(flag: str, number: int | None, problem: str, most: int | None = None) -> None:
+def check_range(flag: str, number: int | None, problem: str, most: int | None = None) -> None:
+    """Refuse a number below 1 or above ``most``.
+
+    Raises:
+        ConfigError: it is.
+    """
     if number is None or 1 <= number <= (most or number):
         return
     raise ConfigError(problem, key=flag, value=number, allowed=f"1 to {most}" if most else "1 or more")
@@ -98,8 +103,12 @@ def _check_loop(loop: str) -> None:
         raise ConfigError(f"{path} has no function {name!r}", key="--loop", value=loop, fix=fix)
 
 
-def _check_fault(fault: str) -> None:
-    """A misspelt identifier; whether a fault can be put into the case is found out later."""
+def check_fault(fault: str) -> None:
+    """Refuse a misspelt identifier; whether a fault can be put into the case is found out later.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
     if ":" in fault:
         return
     if unknown := [each for each in fault.split("+") if each not in ADVICE]:

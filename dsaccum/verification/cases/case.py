@@ -9,6 +9,8 @@ from dsaccum.batch import MICRO_BATCH_KEY, STEPS_KEY, TOTAL_KEY, EffectiveBatch
 from dsaccum.config.experiment import Experiment
 from dsaccum.config.precision import Precision
 from dsaccum.data.samples import Samples
+from dsaccum.training.checkpoints.manifest import Counters
+from dsaccum.training.checkpoints.shelf import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,25 @@ class OrderRule:
 
 
 @dataclass(frozen=True)
+class ResumePoint:
+    """Where a case goes on, rather than begin.
+
+    Attributes:
+        directory: of the run.
+        checkpoint: a copy of the run's own.
+        effective_batches: of each window that the run has made, as its metrics have them.
+        updates: how many of those were applied, by the same account.
+        nearby: windows beside those of the case whose samples it holds, to tell where stray rows come from.
+    """
+
+    directory: str
+    checkpoint: Checkpoint
+    effective_batches: tuple[int, ...]
+    updates: int
+    nearby: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Case:
     """What is verified.
 
@@ -65,6 +86,7 @@ class Case:
         fault: identifier of an injected fault; None for none.
         planted: False for only what the fault asks of both sides, without the mistake itself.
         remedies: whether our remedies for DeepSpeed's faults are applied.
+        resumed: where it goes on; None where it begins.
     """
 
     experiment: Experiment
@@ -84,6 +106,17 @@ class Case:
     fault: str | None = None
     planted: bool = True
     remedies: bool = True
+    resumed: ResumePoint | None = None
+
+    @property
+    def counters(self) -> Counters:
+        """Where the run under test stands before the first window, as its checkpoint says."""
+        return self.resumed.checkpoint.manifest.counters if self.resumed is not None else Counters()
+
+    @property
+    def updates_before(self) -> int:
+        """Updates that were applied before the first window."""
+        return self.resumed.updates if self.resumed is not None else 0
 
     @property
     def communication_dtype(self) -> str:

@@ -25,6 +25,7 @@ from dsaccum.loss import SummedLoss, build_loss
 from dsaccum.probe import check_causal_language_model
 from dsaccum.verification.cases.arguments import VerifyArguments
 from dsaccum.verification.cases.case import Case, OrderRule, Vocabulary, WindowChoice
+from dsaccum.verification.cases.saved_state import SavedState
 from dsaccum.verification.cases.shrink import Patience, Work, fit_model
 from dsaccum.verification.cases.substitutions import substitute, verified_batch, with_small_buckets
 from dsaccum.verification.cases.windows import (
@@ -57,6 +58,7 @@ class PreparedCase:
         warnings: what may not be what was meant, one line each.
         parameters: of the verified model.
         data: what was read, as in a run's record (JSON types only).
+        saved: what the reference goes on from, where the case does.
     """
 
     case: Case
@@ -67,6 +69,7 @@ class PreparedCase:
     warnings: list[str]
     parameters: int
     data: dict[str, Any]
+    saved: SavedState | None = None
 
 
 class _Fed(NamedTuple):
@@ -157,7 +160,7 @@ def read_sources(arguments: VerifyArguments) -> tuple[Stepping, Sources]:
         arguments.deepspeed,
         experiment,
         schema,
-        ranks=_ranks(arguments.ranks, schema.machine),
+        ranks=ranks_for(arguments.ranks, schema.machine),
         accumulation_steps=arguments.accumulation_steps,
         micro_batch=arguments.micro_batch,
         steps=arguments.steps,
@@ -180,6 +183,7 @@ def plan_stepping(
     accumulation_steps: int | None,
     micro_batch: int | None,
     steps: int,
+    updates_before: int = 0,
 ) -> Stepping:
     """Resolve the JSON for so many ranks on this machine.
 
@@ -192,6 +196,7 @@ def plan_stepping(
         accumulation_steps: N instead of the JSON's.
         micro_batch: B instead of the JSON's.
         steps: optimizer steps that are wanted at least.
+        updates_before: that the run has made, where one goes on.
 
     Raises:
         ConfigError: the first mistake.
@@ -204,7 +209,7 @@ def plan_stepping(
     settings = resolve_deepspeed_config(
         substituted | numbers, config_file, schema=schema, experiment=experiment, world_size=ranks
     )
-    rates = schema.rehearse(settings.config, max(steps, MOST_WARM_UP_STEPS))
+    rates = schema.rehearse(settings.config, updates_before + max(steps, MOST_WARM_UP_STEPS))[updates_before:]
     steps, at_rate_zero = steps_to_verify(steps, rates)
     warnings = [*settings.warnings, *_about_one_micro_step(batch), *at_rate_zero]
     return Stepping(settings, steps, rescaled, unavailable, warnings)
@@ -270,8 +275,12 @@ def likely_ranks() -> int:
     return min(_DEFAULT_RANKS, torch.cuda.device_count() or cores)
 
 
-def _ranks(wanted: int | None, machine: Machine) -> int:
-    """W, as asked for if there are so many GPUs."""
+def ranks_for(wanted: int | None, machine: Machine) -> int:
+    """W, as asked for if there are so many GPUs.
+
+    Raises:
+        ConfigError: there are not.
+    """
     devices = torch.cuda.device_count()
     if machine.device == "cuda" and wanted is not None and wanted > devices:
         problem = "is more than there are GPUs, and ranks do not share one"

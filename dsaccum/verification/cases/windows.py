@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dsaccum.data import FILLER, Samples, WindowOrder, WindowStream
 from dsaccum.reference_samples import RawSamples
+from dsaccum.training.checkpoints.manifest import StreamOrigin
 from dsaccum.verification.cases.case import Case, OrderRule, WindowChoice
 
 MOST_WARM_UP_STEPS = 8
@@ -33,7 +34,12 @@ def steps_to_verify(wanted: int, rates: Sequence[float]) -> tuple[int, list[str]
     if len(counting) >= _UPDATES_WANTED:
         return max(wanted, counting[_UPDATES_WANTED - 1]), []
     steps = len(rates)
-    return steps, [f"the learning rate is 0 at {steps - len(counting)} of the first {steps} updates"]
+    return steps, [f"the learning rate is 0 at {steps - len(counting)} of the next {steps} updates"]
+
+
+def updates_that_change(rates: Sequence[float]) -> bool:
+    """Whether so many of these updates change something as are wanted; true where the optimizer has no rates."""
+    return not rates or sum(rate != 0 for rate in rates) >= _UPDATES_WANTED
 
 
 def plan_windows(order: WindowOrder, steps: int) -> tuple[WindowChoice, ...]:
@@ -123,7 +129,7 @@ def _is_ragged(samples: Samples) -> bool:
 
 
 class CaseStream:
-    """One rank's micro-batches, step by step; steps count from 0.
+    """One rank's micro-batches, step by step; steps count from 0, those before a checkpoint included.
 
     Args:
         case: what is verified.
@@ -131,12 +137,21 @@ class CaseStream:
     """
 
     def __init__(self, case: Case, rank: int) -> None:
-        self._windows = case.windows
+        self._windows, self._first = case.windows, case.counters.step
         rule, effective_batch = case.order, case.batch.total
         # A split that is larger than the run's own may not fit into an epoch, and nothing would be left to drop.
         fits = rule.num_samples >= effective_batch or rule.last_window != "drop"
         last_window = rule.last_window if fits else "continue"
-        order = WindowOrder(rule.num_samples, effective_batch, last_window, rule.seed, case.source)
+        origin = case.resumed.checkpoint.manifest.origin if case.resumed is not None else StreamOrigin()
+        order = WindowOrder(
+            rule.num_samples,
+            effective_batch,
+            last_window,
+            rule.seed,
+            case.source,
+            first_window=origin.window,
+            position=origin.position,
+        )
         self._text, self._probe = (
             WindowStream(samples, order, case.batch, rank, case.vocabulary.pad_token)
             for samples in (case.samples, case.probe_samples)
@@ -151,7 +166,7 @@ class CaseStream:
         Raises:
             ValueError: the case does not hold a sample of it.
         """
-        choice = self._windows[step]
+        choice = self._choice(step)
         ids = self.sample_ids(step)
         if not self._text.samples.lengths[ids[ids != FILLER]].all():
             raise ValueError(f"window {choice.index} is none of this case: its samples were left out")
@@ -159,11 +174,14 @@ class CaseStream:
 
     def sample_ids(self, step: int) -> np.ndarray:
         """Samples of a step's window on this rank, [N, B]; ``FILLER`` for rows without a sample."""
-        return self._text.sample_ids(self._windows[step].index)
+        return self._text.sample_ids(self._choice(step).index)
 
     def samples_in(self, step: int) -> int:
         """How many of this rank's rows in a step's window hold a sample."""
-        return self._text.samples_in(self._windows[step].index)
+        return self._text.samples_in(self._choice(step).index)
+
+    def _choice(self, step: int) -> WindowChoice:
+        return self._windows[step - self._first]
 
 
 def case_stream(case: Case, rank: int) -> CaseStream:

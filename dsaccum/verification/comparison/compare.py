@@ -11,7 +11,8 @@ from dsaccum.reference import SummedLoss
 from dsaccum.reference_optimizers import NotRebuilt, rebuild_optimizer
 from dsaccum.reference_schedules import rebuild_schedule
 from dsaccum.verification.cases.arguments import LOOPS
-from dsaccum.verification.cases.case import Case
+from dsaccum.verification.cases.case import Case, WindowChoice
+from dsaccum.verification.cases.saved_state import SavedState
 from dsaccum.verification.comparison.evidence import (
     CaseEvidence,
     Counts,
@@ -20,7 +21,9 @@ from dsaccum.verification.comparison.evidence import (
     gather_step,
     start_differing,
 )
+from dsaccum.verification.comparison.restored_check import check_restored, from_saved
 from dsaccum.verification.comparison.sample_check import check_samples
+from dsaccum.verification.comparison.stream_check import stream_offset
 from dsaccum.verification.comparison.ties import split_ties
 from dsaccum.verification.comparison.trajectory import PERTURBED_RUNS, compare_trajectory
 from dsaccum.verification.comparison.truth import ReferenceSide
@@ -44,6 +47,7 @@ def compare(
     progress: Progress,
     *,
     with_trajectory: bool = True,
+    saved: SavedState | None = None,
 ) -> CaseEvidence:
     """Judge every window against its truth.
 
@@ -56,14 +60,19 @@ def compare(
         runs: what each rank said in the end.
         progress: told of each window.
         with_trajectory: whether the reference's own runs are made, on which no verdict rests.
+        saved: what the reference goes on from, where the case does; it takes nothing of it from the run.
     """
+    restored = None
+    if saved is not None and captures and captures[0]:
+        restored = check_restored(saved, captures[0][0])
+        starts, captures = from_saved(saved, starts, captures)
     side = ReferenceSide(case, model, loss)
     rules = _rules(case)
     values: Mapping[str, Tensor] = {**model.state_dict(), **starts[0].buffers}
     values_before: list[Mapping[str, Tensor]] = []
     split = split_ties(model, starts[0].trained)
     before = [start.checksums for start in starts]
-    updates = 0
+    updates = case.updates_before
     steps: list[StepEvidence] = []
     for index, window in enumerate(captures):
         progress.detail(f"window {index + 1} of {len(captures)}")
@@ -71,8 +80,10 @@ def compare(
         values_before.append(values)
         choice = case.windows[index]
         due = side.micro_batches(choice)
-        still_tied = not (split and updates)  # from then on the run has values that this model cannot have
-        others = [replace(other, probe=choice.probe) for other in case.windows if other.index != choice.index]
+        still_tied = not (
+            split and updates > case.updates_before
+        )  # from then on the run has values that this model cannot have
+        others = [other for other in _others(case, choice) if other.index != choice.index]
         steps.append(
             _without_legal_oddities(
                 gather_step(
@@ -80,6 +91,7 @@ def compare(
                     rules,
                     side.window(choice, values),
                     side.sketch,
+                    choice,
                     window,
                     split=split,
                     comparable=[each == before[0] and still_tied for each in before],
@@ -112,9 +124,17 @@ def compare(
         draws=runs[0].draws,
         drawing_alike=_drawing_alike(runs),
         split_ties=split,
+        restored=restored,
+        stream_offset=stream_offset(case, side, captures) if any(step.sample_faults for step in steps) else None,
         model_draws=side.draws(case.windows[0], values_before[0]),
         trajectory=_trajectory(case, side, rules, starts[0], firsts) if with_trajectory else TrajectoryRecord(),
     )
+
+
+def _others(case: Case, choice: WindowChoice) -> list[WindowChoice]:
+    """Windows from which stray rows may come, with the same kind of tokens."""
+    nearby = [WindowChoice(index, choice.probe) for index in (case.resumed.nearby if case.resumed else ())]
+    return [*(replace(other, probe=choice.probe) for other in case.windows), *nearby]
 
 
 def _without_legal_oddities(step: StepEvidence) -> StepEvidence:
@@ -202,6 +222,7 @@ def _trajectory(
         rules.optimizer,
         rules.schedule,
         start=steps[0].before.masters,
+        states=steps[0].before.states if case.resumed is not None else {},
         frozen={**start.buffers, **steps[0].before.parameters},
         run=[step.after.masters for step in steps if step.after is not None],
     )

@@ -13,6 +13,7 @@ from dsaccum.reference_optimizers import NotRebuilt, Optimizer, StepSettings
 from dsaccum.reference_schedules import Schedule
 from dsaccum.verification.cases.case import Case, WindowChoice
 from dsaccum.verification.comparison.gradient_check import FP32, GradientCheck, check_gradient, unit_roundoff
+from dsaccum.verification.comparison.restored_check import RestoredCheck
 from dsaccum.verification.comparison.sample_check import SampleFault
 from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.comparison.state_check import lost_states
@@ -177,6 +178,8 @@ class CaseEvidence:
         split_ties: parameters that are trained apart from the one that they are tied to, with its name.
         findings: of communication and memory, by fault identifier.
         trajectory: a further sight.
+        restored: how the state that the run went on from differs from its checkpoint's; None where it began.
+        stream_offset: by how many samples the stream was entered too late, where that explains all rows that were fed.
     """
 
     case: Case
@@ -193,6 +196,8 @@ class CaseEvidence:
     split_ties: dict[str, str] = field(default_factory=dict)
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
     trajectory: TrajectoryRecord = field(default_factory=TrajectoryRecord)
+    restored: RestoredCheck | None = None
+    stream_offset: int | None = None
 
     @property
     def additive(self) -> bool:
@@ -230,6 +235,7 @@ def gather_step(
     rules: Rules,
     truth: WindowTruth,
     sketch: GradientSketch,
+    choice: WindowChoice,
     captures: list[WindowCapture],
     *,
     split: dict[str, str],
@@ -248,6 +254,7 @@ def gather_step(
         rules: the reference's optimizer and schedule.
         truth: of the window.
         sketch: of its columns.
+        choice: which window it is.
         captures: of this window, by rank.
         split: ties that are split, which are put together before gradients are compared.
         comparable: whether a rank had rank 0's parameters before the window, and those can be the reference's, too.
@@ -280,7 +287,7 @@ def gather_step(
         update = check_update(last, rules.optimizer, due_hypothesis(saw, settings, number, last, truth, case))
     return StepEvidence(
         step=first.step,
-        choice=case.windows[first.step - 1],
+        choice=choice,
         truth=truth,
         counts=counts,
         boundaries=sorted([*(step.micro_step for step in first.steps), *first.steps_past_engine]),

@@ -93,12 +93,12 @@ def _handed_on(
     if all(any(_holds(row, part.numpy().tobytes()) for row in whole) for part in needed):
         return None
     due = [row.long() for row in wanted["input_ids"]]
-    strays = [row for row in given if _key(row) not in {_key(each) for each in due}]
+    strays = [row for row in given if row_key(row) not in {row_key(each) for each in due}]
     if not strays:
         return "missing"
     if all(any(_holds(each.numpy().tobytes(), row.numpy().tobytes()) for each in due) for row in strays):
         return "cut"
-    if not all(places.get(_key(row)) for row in strays):
+    if not all(places.get(row_key(row)) for row in strays):
         return "forward"
     return _kind({"input_ids": torch.stack(strays)}, wanted, "input_ids", rank, places)
 
@@ -129,8 +129,8 @@ def _kind(
 ) -> Kind:
     if field != "input_ids":
         return "misaligned"
-    due = {_key(row) for row in wanted["input_ids"]}
-    strays = [places.get(_key(row), set()) for row in given.get("input_ids", []) if _key(row) not in due]
+    due = {row_key(row) for row in wanted["input_ids"]}
+    strays = [places.get(row_key(row), set()) for row in given.get("input_ids", []) if row_key(row) not in due]
     if strays and all(
         any(place.startswith("rank ") and place != f"rank {rank}" for place in found) for found in strays
     ):
@@ -148,16 +148,16 @@ def _places(
     for step in due:
         for rank, batch in enumerate(step):
             for row in batch["input_ids"]:
-                places.setdefault(_key(row), set()).add(f"rank {rank}")
+                places.setdefault(row_key(row), set()).add(f"rank {rank}")
     for window in elsewhere:
         for step in window:
             for batch in step:
                 for row in batch["input_ids"]:
-                    places.setdefault(_key(row), set()).add("another window")
+                    places.setdefault(row_key(row), set()).add("another window")
     return places
 
 
-def _key(row: Tensor) -> bytes:
+def row_key(row: Tensor) -> bytes:
     """Its tokens without the filling at the right, which depends on the neighbours."""
     used = (row != row[-1]).nonzero()
     return row[: int(used[-1]) + 2].numpy().tobytes() if len(used) else row[:1].numpy().tobytes()

@@ -36,6 +36,7 @@ def compare_trajectory(
     schedule: Schedule,
     *,
     start: Values,
+    states: Mapping[str, ParameterState],
     frozen: Values,
     run: Sequence[Values],
 ) -> TrajectoryRecord:
@@ -47,12 +48,13 @@ def compare_trajectory(
         optimizer: rebuilt.
         schedule: rebuilt.
         start: what the optimizer steps, before the first window.
+        states: the optimizer's, then; empty where it begins.
         frozen: buffers, and parameters that are not trained, as the forward used them.
         run: the same after each window of the run under test.
     """
 
     def steps_from(values: Values, gradient_of: GradientOf) -> list[dict[str, Tensor]]:
-        return _reference_run(case, gradient_of, optimizer, schedule, values, frozen)
+        return _reference_run(case, gradient_of, optimizer, schedule, values, states, frozen)
 
     reference = steps_from(start, side.big_batch_gradient)
     distances = [_distance(own, other) for own, other in zip(run, reference, strict=True)]
@@ -63,13 +65,19 @@ def compare_trajectory(
 
 
 def _reference_run(
-    case: Case, gradient_of: GradientOf, optimizer: Optimizer, schedule: Schedule, start: Values, frozen: Values
+    case: Case,
+    gradient_of: GradientOf,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    start: Values,
+    states: Mapping[str, ParameterState],
+    frozen: Values,
 ) -> list[dict[str, Tensor]]:
     """What the optimizer steps, after each window."""
     masters: dict[str, Tensor] = {name: value.float() for name, value in start.items()}
-    state: Mapping[str, ParameterState] = {}
+    state = states
     after = []
-    for update, choice in enumerate(case.windows, start=1):
+    for update, choice in enumerate(case.windows, start=case.updates_before + 1):
         gradient = gradient_of(choice, {**frozen, **masters})
         asked = {name: tensor.float() for name, tensor in gradient.items()}
         masters, new_state = optimizer.step(

@@ -248,6 +248,7 @@ class ReferenceSide:
             world_size=self.case.batch.world_size,
             micro_batch=self.case.batch.micro_batch,
             pad_token=self.case.vocabulary.pad_token,
+            before=self.case.resumed.effective_batches if self.case.resumed is not None else (),
         )
 
 

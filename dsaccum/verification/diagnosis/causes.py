@@ -184,6 +184,26 @@ ADVICE: dict[str, Advice] = {
         "leave the term that couples samples out (batch statistics, a contrastive term, a router's loss), or accept "
         "that its gradient depends on the micro-batch size",
     ),
+    "weights-not-restored": Advice(
+        "after the checkpoint was loaded, weights are not those that its files hold",
+        "load every parameter, and both copies of each in low precision; in DeepSpeed load_module_strict=True and "
+        "load_from_fp32_weights do. Nothing may write to them between loading and training",
+    ),
+    "optimizer-state-not-restored": Advice(
+        "after the checkpoint was loaded, the optimizer's moments or its count are not those that its files hold",
+        "load the optimizer, too: load_checkpoint(..., load_optimizer_states=True), not load_module_only=True; another "
+        "number of ranks at ZeRO 1 to 3 needs a universal checkpoint",
+    ),
+    "schedule-not-restored": Advice(
+        "the schedule begins anew where it should go on",
+        "load it, too: load_checkpoint(..., load_lr_scheduler_states=True), or load_state_dict of a schedule of your "
+        "own; build no second one afterwards",
+    ),
+    "stream-position-not-restored": Advice(
+        "the stream of samples goes on at another place than where the checkpoint left it",
+        "count samples, not steps: the next is sample (windows done) x E of the same order; batches that a loader has "
+        "fetched in advance have not been trained on",
+    ),
     UNKNOWN: Advice(
         "not equivalent, and no known signature fits: the evidence is shown as it is",
         "run it with --loop dsaccum to see whether the loop or the config is at fault",

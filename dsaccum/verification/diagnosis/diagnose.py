@@ -13,6 +13,12 @@ from dsaccum.verification.diagnosis.causes import ADVICE, UNKNOWN
 from dsaccum.verification.diagnosis.gradient import gradient_causes
 from dsaccum.verification.diagnosis.hints import where_to_look
 from dsaccum.verification.diagnosis.named import Named
+from dsaccum.verification.diagnosis.resumption import (
+    optimizer_state_not_restored,
+    schedule_not_restored,
+    stream_position_not_restored,
+    weights_not_restored,
+)
 from dsaccum.verification.diagnosis.update import clipping_causes, follows_from_norms, schedule_causes, update_causes
 from dsaccum.verification.records.record import Cause
 
@@ -89,6 +95,8 @@ _HANDED_ON = (
 
 
 def _samples(evidence: CaseEvidence) -> list[Named]:
+    if moved := stream_position_not_restored(evidence):
+        return moved
     named: dict[str, Named] = {}
     for step in evidence.steps:
         for fault in step.sample_faults:
@@ -163,6 +171,9 @@ _ALSO_EXPLAINS = {
 _EVERYTHING = frozenset({"gradient", "clipping", "update", "loss", "schedule", "samples", "replicas", "communication"})
 _LOOKS: list[tuple[frozenset[str], Callable[[CaseEvidence], list[Named]]]] = [
     (_EVERYTHING, _not_finite),
+    (frozenset({"gradient", "loss", "clipping", "update", "replicas"}), weights_not_restored),
+    (frozenset({"update"}), optimizer_state_not_restored),
+    (frozenset({"schedule", "update"}), schedule_not_restored),
     (_EVERYTHING - {"communication"}, _samples),
     (frozenset({"samples"}), _same_draws),
     (_EVERYTHING | {"memory"}, _boundaries),

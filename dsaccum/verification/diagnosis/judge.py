@@ -83,6 +83,9 @@ def _clipping(evidence: CaseEvidence) -> Judged:
 def _update(evidence: CaseEvidence) -> Judged:
     for name, first in evidence.split_ties.items():
         return Judged("fail", f"{name} is trained apart from {first}, to which it is tied")
+    for state, names in evidence.restored.differing.items() if evidence.restored is not None else ():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return Judged("fail", f"before step {_first(evidence)}: {state} of {names[0]}{more} not as in the checkpoint")
     for step in evidence.steps:
         if step.changed_before:
             name = step.changed_before[0]
@@ -108,6 +111,10 @@ def _update(evidence: CaseEvidence) -> Judged:
             "untested", f"{moved} of {len(evidence.steps)} updates changed anything; {UPDATES_NEEDED} are needed"
         )
     return Judged("pass")
+
+
+def _first(evidence: CaseEvidence) -> int:
+    return evidence.case.counters.step + 1
 
 
 def told_apart(step: StepEvidence) -> str:

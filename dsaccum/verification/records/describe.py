@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dsaccum.reference_optimizers import global_norm
-from dsaccum.verification.comparison.evidence import StepEvidence
+from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence
 from dsaccum.verification.comparison.gradient_check import GradientCheck
 from dsaccum.verification.records.parts import (
+    MOST_TENSORS,
     GradientRecord,
     LossRecord,
     Matrix,
@@ -16,6 +17,7 @@ from dsaccum.verification.records.parts import (
     UpdateRecord,
     WeightsRecord,
 )
+from dsaccum.verification.records.record import ResumedRecord, SplitRecord
 
 
 def describe_step(step: StepEvidence) -> StepRecord:
@@ -33,6 +35,29 @@ def describe_step(step: StepEvidence) -> StepRecord:
         optimizer_saw=_saw(step),
         update=_update(step),
         gradient_norm=_norm(step),
+    )
+
+
+def describe_resumption(evidence: CaseEvidence) -> ResumedRecord | None:
+    """What the case went on from; None where it began."""
+    point, restored = evidence.case.resumed, evidence.restored
+    if point is None:
+        return None
+    manifest = point.checkpoint.manifest
+    return ResumedRecord(
+        directory=point.directory,
+        checkpoint=point.checkpoint.path.name,
+        step=manifest.counters.step,
+        updates=point.updates,
+        samples=manifest.counters.samples,
+        split_before=SplitRecord(**manifest.split.model_dump()),
+        versions_before=manifest.versions,
+        compared=restored.parameters if restored is not None else None,
+        states=list(restored.states) if restored is not None else [],
+        differing={
+            state: names[:MOST_TENSORS] for state, names in (restored.differing if restored is not None else {}).items()
+        },
+        stream_offset=evidence.stream_offset,
     )
 
 

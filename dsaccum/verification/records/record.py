@@ -45,6 +45,8 @@ __all__ = [
     "NormRecord",
     "Number",
     "OptimizerSawRecord",
+    "ResumedRecord",
+    "SplitRecord",
     "StepRecord",
     "TensorOff",
     "TrajectoryRecord",
@@ -121,12 +123,43 @@ class ModelRecord(RecordPart):
     parameters: int | None = None
 
 
+class SplitRecord(RecordPart):
+    """How a run split its effective batch."""
+
+    world_size: int
+    accumulation_steps: int
+    micro_batch: int
+
+
+class ResumedRecord(RecordPart):
+    """What a verification of a continued run went on from.
+
+    ``updates`` are those applied before, by the run's metrics. ``compared`` is the number of parameters whose weights
+    and optimizer states (``states``) were compared with the checkpoint's files, to the bit; ``differing`` names those
+    that were not the same, by state. ``stream_offset`` is by how many samples the stream was entered too late, where
+    that explains every row.
+    """
+
+    directory: str
+    checkpoint: str
+    step: int
+    updates: int
+    samples: int
+    split_before: SplitRecord
+    versions_before: dict[str, str] = Field(default_factory=dict)
+    compared: int | None = None
+    states: list[str] = Field(default_factory=list)
+    differing: dict[str, list[str]] = Field(default_factory=dict)
+    stream_offset: int | None = None
+
+
 class VerifyRecord(Record):
     """Everything that one ``dsaccum verify`` found out.
 
     Beyond the contract's keys: ``reasons`` (why a claim failed, is untested or not applicable), ``warnings``, and
     what was verified. ``unavailable`` are those substitutions that this machine made necessary. ``experiment`` and
-    ``deepspeed_config`` are as they were resolved, ``fault`` is an injected one.
+    ``deepspeed_config`` are as they were resolved, ``fault`` is an injected one. ``resumed`` is null where nothing was
+    continued.
 
     Raises:
         ValueError: ``verdict`` is not what ``verdict_of(claims)`` says.
@@ -153,6 +186,7 @@ class VerifyRecord(Record):
     remedies: list[str] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     fault: str | None = None
+    resumed: ResumedRecord | None = None
     steps: list[StepRecord] = Field(default_factory=list)
     trajectory: TrajectoryRecord = TrajectoryRecord()
     communication: CommunicationRecord = CommunicationRecord()

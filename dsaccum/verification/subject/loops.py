@@ -24,6 +24,7 @@ from dsaccum.engine.process import Ranks
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.loss import model_inputs, window_count
 from dsaccum.training import loop as training
+from dsaccum.training.checkpoints.manifest import Counters
 from dsaccum.training.control import ControlExchange
 from dsaccum.training.loop import Place, TrainingLoop
 from dsaccum.training.metrics import StepMetrics
@@ -48,6 +49,7 @@ class Subject:
         place: told how far the loop is.
         drops: whether its model had dropout, which was set to 0.
         products: how the user's settings round fp32 products, which are computed in full here.
+        counters: where a run that goes on stands.
     """
 
     window_engine: WindowEngine
@@ -55,6 +57,7 @@ class Subject:
     place: Place
     drops: bool = False
     products: Mapping[str, Any] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def engine(self) -> Any:
@@ -107,7 +110,8 @@ def _dsaccum(subject: Subject, windows: Windows) -> list[float | None]:
         record=metrics.append,
         note=lambda _: None,
     )
-    loop.run(len(windows), max_skipped=len(windows) + 1)
+    start = subject.counters
+    loop.run(start.step + len(windows), max_skipped=start.skipped_in_a_row + len(windows) + 1, start=start)
     return [step.loss for step in metrics]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from dsaccum.engine.refusal import refusal
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.loss import build_loss, model_inputs
 from dsaccum.model import build_model
+from dsaccum.training.checkpoints.loading import config_to_load, prepare, take_over
 from dsaccum.verification.cases.case import Case
 from dsaccum.verification.cases.dropout import remove_dropout
 from dsaccum.verification.cases.windows import case_stream
@@ -63,14 +64,15 @@ def run_case(context: RankContext, case: Case, /) -> Ran:
             losses = loop(subject, windows)
         random_states.append(random_state(subject.engine.device))
         again = _windows(context, case.with_windows(case.windows[:1]))
+        one = again.window(case.counters.step)[0]
         traffic = measure_traffic(subject, lambda: loop(subject, again))
         return Ran(
             losses,
             subject.window_engine.remedies,
             traffic,
-            _draws(subject, again.window(0)[0]),
+            _draws(subject, one),
             tuple(random_states) if subject.drops else (),
-            _rounding_of_products(subject, again.window(0)[0]),
+            _rounding_of_products(subject, one),
         )
 
 
@@ -108,10 +110,16 @@ def subject_of(context: RankContext, case: Case, *, dropout: bool = False) -> It
     loss = build_loss(case.experiment.loss.factory, source=case.source)
     context.at(0, 0, "building the engine")
     forget_earlier_engines()
-    engine = _build_engine(model, case, loss)
+    if case.resumed is not None:
+        prepare(case.resumed.checkpoint, context.ranks)
+    engine = _build_engine(model, _to_load(case), loss)
     seed_draws(case.experiment.run.seed, context.ranks)
+    if case.resumed is not None:
+        context.at(0, 0, "taking over the checkpoint")
+        with contextlib.redirect_stdout(io.StringIO()):
+            take_over(engine.engine, case.resumed.checkpoint, context.ranks, case.experiment.run.seed)
     with full_products() as products:
-        subject = Subject(engine, context.ranks, context, drops, products)
+        subject = Subject(engine, context.ranks, context, drops, products, case.counters)
         with fault.planted(subject, case):
             yield subject
     engine.engine.destroy()  # not after a failure: it could wait for ranks that have ended, and the pool ends them all
@@ -151,6 +159,13 @@ def _windows(context: RankContext, case: Case) -> Windows:
 def _mistake(case: Case) -> Fault:
     """The fault that is put in; one that does nothing where only what it asks for is wanted."""
     return fault_of(case.fault if case.planted else None)
+
+
+def _to_load(case: Case) -> Case:
+    """With a config that a checkpoint can be taken over with, where there is one."""
+    if case.resumed is None:
+        return case
+    return replace(case, config=config_to_load(case.config, case.resumed.checkpoint, case.batch.world_size))
 
 
 def _build_engine(model: torch.nn.Module, case: Case, loss: Any) -> WindowEngine:

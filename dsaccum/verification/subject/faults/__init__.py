@@ -15,12 +15,13 @@ from dsaccum.verification.subject.faults.model import MODEL_FAULTS
 from dsaccum.verification.subject.faults.optimizer import OPTIMIZER_FAULTS
 from dsaccum.verification.subject.faults.precision import PRECISION_FAULTS
 from dsaccum.verification.subject.faults.ranks import RANK_FAULTS
+from dsaccum.verification.subject.faults.resumption import RESUMPTION_FAULTS
 from dsaccum.verification.subject.faults.target_counts import COUNT_FAULTS
 from dsaccum.verification.subject.faults.together import Together
 from dsaccum.verification.subject.faults.trained import TRAINED_FAULTS
 from dsaccum.verification.subject.faults.weights import WEIGHT_FAULTS, Weighed
 
-__all__ = ["FAULTS", "Fault", "Weighed", "fault_of"]
+__all__ = ["FAULTS", "OF_RESUMPTION", "Fault", "Weighed", "fault_of"]
 
 FAULTS: dict[str, Fault] = {
     fault.id: fault
@@ -38,6 +39,8 @@ FAULTS: dict[str, Fault] = {
     )
 }
 """By identifier."""
+OF_RESUMPTION: dict[str, Fault] = {fault.id: fault for fault in RESUMPTION_FAULTS}
+"""Those that a case shows which goes on from a checkpoint."""
 
 _NO_FAULT = Fault(id="none", summary="nothing is done wrong")
 
@@ -46,9 +49,9 @@ def fault_of(identifier: str | None) -> Fault:
     """The fault of that name; one that does nothing for None.
 
     Args:
-        identifier: of ``FAULTS``; several of them at once, joined by ``+``; or the user's own, ``FILE.py:function``,
-            where function() gives a ``Fault``. Its file is executed, here and on every rank. ``Weighed`` says what to
-            write for wrong weights.
+        identifier: of ``FAULTS`` or ``OF_RESUMPTION``; several of them at once, joined by ``+``; or the user's own,
+            ``FILE.py:function``, where function() gives a ``Fault``. Its file is executed, here and on every rank.
+            ``Weighed`` says what to write for wrong weights.
 
     Raises:
         ConfigError: there is none of that name, or the user's own cannot be made.
@@ -59,16 +62,17 @@ def fault_of(identifier: str | None) -> Fault:
         return _own_fault(identifier, _last_change(Path(identifier.rpartition(":")[0])))
     if "+" in identifier:
         return Together.of(*map(fault_of, identifier.split("+")))
-    if identifier not in FAULTS:
-        guess = nearest(identifier, FAULTS)
+    known = FAULTS | OF_RESUMPTION
+    if identifier not in known:
+        guess = nearest(identifier, known)
         raise ConfigError(
             "there is no such fault",
             key="--inject",
             value=identifier,
-            allowed=None if guess else f"{', '.join(FAULTS)}, or FILE.py:function",
+            allowed=None if guess else f"{', '.join(known)}, or FILE.py:function",
             fix=f"--inject {guess}" if guess else None,
         )
-    return FAULTS[identifier]
+    return known[identifier]
 
 
 @lru_cache(maxsize=1)  # one object for all parts of a run: what ``feed`` remembers, ``planted`` may need

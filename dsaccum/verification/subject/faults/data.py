@@ -35,7 +35,8 @@ class SamplesMisplaced(Fault):
             return windows
 
         def misplaced(index: int, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-            later = windows.window((index + 1) % len(windows))[0]
+            first = case.counters.step
+            later = windows.window(first + (index - first + 1) % len(windows))[0]
             last = _with_last_row(micro_batches[-1], later, case.vocabulary.pad_token)
             return [*micro_batches[:-1], last]
 
