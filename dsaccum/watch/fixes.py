@@ -14,6 +14,13 @@ Z_LOSS_FIX = (
     "sum the z-loss over tokens, and divide it by what the cross entropy is divided by: in Trainer num_items_in_batch, "
     "else the target tokens of the whole window"
 )
+REST_OF_AN_EPOCH_FIX = (
+    "let the optimizer step at an epoch's end, too, and divide by the micro-batches (better: target tokens) that this "
+    "short window holds; or drop the rest: clear the gradients before each epoch"
+)
+INVERTED_NO_SYNC_FIX = (
+    "the condition of no_sync() is inverted: no_sync() belongs on all micro-steps but the last, forward and backward"
+)
 WEIGHTS_SAY = "look at the weights above: they say which micro-batches count for what"
 NO_WEIGHTS_FIT = (
     "the gradient is no weighted sum of the micro-batches' own: look for parameters or buffers that change within the "
@@ -32,6 +39,14 @@ def _times_world_size(who: str, world: str) -> str:
     )
 
 
+def config_without_accumulation(held: int) -> str:
+    """For an engine that takes each micro-step for a window, and a script that steps after several."""
+    return (
+        f"gradient_accumulation_steps is 1 in the config, or not there: set it to {held}, hand the undivided loss to "
+        "engine.backward, and call engine.step() after every micro-step; the engine finds the boundary"
+    )
+
+
 _CLIP_ONCE = "once, after the window's last backward and before optimizer.step(), over all that the optimizers step"
 _TRAINER = {
     "clipping-mismatch": "leave clipping to Trainer: max_grad_norm in TrainingArguments, and none in code of yours",
@@ -46,6 +61,7 @@ _TRAINER = {
     "padding-counted": f"{_MASK_PADDING}, in the collator; DataCollatorForLanguageModeling does so for the pad token",
 }
 _ACCELERATE = {
+    "ranks-share-data": "let the loader go through accelerator.prepare(): only then each rank gets its own part",
     "step-inside-window": "let the optimizer go through accelerator.prepare(): only then its step() and zero_grad() "
     "wait for the window's last micro-batch; and run each in accelerator.accumulate(model)",
     "ranks-averaged-twice": _times_world_size("Accelerate", "accelerator.num_processes"),
