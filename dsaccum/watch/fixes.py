@@ -58,6 +58,9 @@ _TRAINER = {
     "a compute_loss_func that counts labels[:, 1:]",
     "loss-scaled-twice": "two of Trainer, Accelerate and DeepSpeed divide by the accumulation steps. If no code of "
     f"yours does: {_DEEPSPEED_DIVIDES_TWICE}",
+    "rank-mean-of-means": "average_tokens_across_devices=True in the training arguments: num_items_in_batch is then "
+    "counted over all ranks; a compute_loss of your own that divides by it multiplies by "
+    "self.accelerator.num_processes",
     "padding-counted": f"{_MASK_PADDING}, in the collator; DataCollatorForLanguageModeling does so for the pad token",
 }
 _ACCELERATE = {
@@ -70,10 +73,17 @@ _ACCELERATE = {
     f"divides: {_DEEPSPEED_DIVIDES_TWICE}",
     "mean-of-means": f"{_SUM_OF_TOKENS} (accelerator.gather); multiply by the accumulation steps and the number of "
     "processes, which are divided by later",
+    "rank-mean-of-means": "count over all ranks: accelerator.gather(targets).sum() before the window's first "
+    "micro-step; divide by it, and multiply by the number of processes, which are averaged over",
+    "short-window-full-divisor": "accelerator.backward divides by N = gradient_accumulation_steps also where an "
+    "epoch's last window holds fewer: multiply the loss by N / held there (held: the loader's length modulo N), or "
+    "drop it",
     "padding-counted": _MASK_PADDING,
 }
 _DEEPSPEED = {
     "ranks-averaged-twice": _times_world_size("DeepSpeed", "the world size"),
+    "short-window-full-divisor": "engine.backward divides by N of the config also where an epoch's last window holds "
+    "fewer: multiply the loss by N / held there, or drop it",
     "padding-counted": _MASK_PADDING,
     "optimizer-count-offset": "bf16 at ZeRO 0: DeepSpeed makes an empty optimizer step at start; use ZeRO 1",
     "ranks-share-data": "give each rank its own part: DistributedSampler(dataset) with rank and world size, or give "
@@ -94,6 +104,11 @@ _BARE = {
     "holds, or drop it",
     "padding-counted": _MASK_PADDING,
 }
+_ANY = {
+    "samples-misplaced": "look at the sampler, and at what the loop does with a batch at the micro-steps named here: "
+    "in one window each sample is due once. An iterator that is begun again gives its first batches again",
+    "micro-batch-dropped": "look for a skipped backward, or a loss that is detached, at the micro-steps marked above",
+}
 _FIXES = {
     "Trainer": _TRAINER,
     "TRL": _TRAINER,
@@ -110,4 +125,4 @@ def fix_for(identifier: str, framework: str, kind: str, general: str) -> str:
     for who in () if who_clips else (framework, kind.partition(",")[0]):
         if identifier in _FIXES.get(who, {}):
             return _FIXES[who][identifier]
-    return general
+    return _ANY.get(identifier, general)
