@@ -206,6 +206,7 @@ class Watching:
         assert self.measures is not None
         measured = self.measures.result(micro_steps)
         if self.desk.subjects > 1:
+            measured.others = True
             measured.memory_reason = "several models are trained in this process, and gradients of all are alive"
         return measured
 

@@ -73,6 +73,7 @@ _WORDS: dict[str, Any] = {
     "watch": {
         "verdict": watch.verdict_text,
         "described": watch.described,
+        "relative_to": watch.relative_to,
         "overall": watch.overall,
         "causes": watch.distinct_causes,
     },
