@@ -120,13 +120,11 @@ def assert_script_equivalent(
     """
     __tracebackhide__ = True
     record = watch_script(script, *words, window=window, **keywords)
-    asked = {window} if isinstance(window, int) else set(window)
-    reached = all(asked <= {each.window for each in engine.windows} for engine in record.engines)
-    missing = "not all windows that were asked for came" if not reached else ""
-    if record.unproven and not missing:
-        missing = "not all that trains was watched"
+    from dsaccum.watch.proven import why_unproven  # pydantic comes with it
+
+    missing = why_unproven(record, {window} if isinstance(window, int) else set(window))
     if record.verdict != "equivalent" or missing:
         from dsaccum.report.watch import failure_text
 
-        raise AssertionError(f"{failure_text(record)}\n{missing}".rstrip())
+        raise AssertionError(f"{failure_text(record)}\n{missing or ''}".rstrip())
     return record

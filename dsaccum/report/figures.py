@@ -29,6 +29,11 @@ def against(error: float | None, bound: float | None) -> str:
     return NOT_MEASURED if error is None else f"{scientific(error):>7} / {scientific(bound)}"
 
 
+def error_and_bound(error: float | None, bound: float | None) -> str:
+    """``2.1e-07, bound 1.3e-06``: the same where no heading says which is which."""
+    return NOT_MEASURED if error is None else f"{scientific(error)}, bound {scientific(bound)}"
+
+
 def exceeds(error: float | None, bound: float | None) -> bool:
     """Whether an error is outside its bound. A record has no infinity: a bound without an error says that."""
     return bound is not None and (error is None or error > bound)

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from dsaccum.report.figures import against, counted, is_or_are, plain, ratio, scientific
+from dsaccum.report.figures import counted, error_and_bound, is_or_are, plain, ratio, scientific
 from dsaccum.report.layout import RIGHT, WIDTH, WRONG, as_plain_text, labelled, listed, print_lines
 from dsaccum.report.resources import communication_lines, window_memory_lines
 from dsaccum.report.weight_matrix import weight_lines
@@ -16,21 +16,27 @@ from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import EffectiveBatchAsRun, WatchedRecord, WatchRecord, WindowRecord
 
 
-def print_watch(record: WatchRecord, stream: TextIO | None = None) -> None:
+def print_watch(record: WatchRecord, stream: TextIO | None = None, *, several: bool = False) -> None:
     """Print all windows of all engines.
+
+    Args:
+        record: with them.
+        stream: where to, stdout if left out.
+        several: there are other engines, which are not in this record.
 
     Raises:
         OSError: nobody is left to read it.
     """
-    print_lines(lambda width: watch_lines(record, width=width), stream)
+    print_lines(lambda width: watch_lines(record, several=several, width=width), stream)
 
 
-def watch_lines(record: WatchRecord, *, width: int = WIDTH) -> list[Text]:
+def watch_lines(record: WatchRecord, *, several: bool = False, width: int = WIDTH) -> list[Text]:
     """Everything."""
     lines: list[Text] = []
+    several = several or len(record.engines) > 1
     for engine in record.engines:
         for window in engine.windows:
-            lines += window_lines(engine, window, several=len(record.engines) > 1, width=width)
+            lines += window_lines(engine, window, several=several, width=width)
     return lines
 
 
@@ -67,7 +73,7 @@ def failure_text(record: WatchRecord) -> str:
                     *_verdict(window, WIDTH),
                     *_claims(window, WIDTH),
                     *_factors(window, WIDTH),
-                    *weight_lines([window.step], width=WIDTH),
+                    *weight_lines([window.step], width=WIDTH, remark=relative_to(window)),
                     *_tokens(window, WIDTH),
                 ]
     return as_plain_text(lines)
@@ -79,7 +85,7 @@ def window_lines(engine: WatchedRecord, window: WindowRecord, *, several: bool, 
         *_title(engine, window, several=several),
         *_header(engine, window, width),
         *_factors(window, width),
-        *weight_lines([window.step], width=width),
+        *weight_lines([window.step], width=width, remark=relative_to(window)),
         *_tokens(window, width),
         *_step(window, width),
         *_communication(engine, window, width),
@@ -91,10 +97,21 @@ def window_lines(engine: WatchedRecord, window: WindowRecord, *, several: bool, 
 
 
 def _title(engine: WatchedRecord, window: WindowRecord, *, several: bool) -> list[Text]:
-    return [
-        Text(),
-        Text(f"dsaccum.watch: window {window.window}" + (f" of engine {engine.number}" if several else "")),
-    ]
+    whose = ", ".join(filter(None, [f" of engine {engine.number}", engine.model.class_name])) if several else ""
+    return [Text(), Text(f"dsaccum.watch: window {window.window}{whose}")]
+
+
+def relative_to(window: WindowRecord) -> str:
+    """What the weights leave open where no tokens could be read; empty where nothing."""
+    if window.token_weights.sum is not None or window.step.micro_batch_weights.recovered is None:
+        return ""
+    return "relative to what arrived at the losses: whether they were divided by N isn't seen"
+
+
+_TRUTHS = {
+    "float32": "in float32: the model does not run in float64",
+    "own precision": "in the run's own precision: the model runs in no other",
+}
 
 
 def described(engine: WatchedRecord, window: WindowRecord) -> dict[str, str]:
@@ -107,7 +124,7 @@ def described(engine: WatchedRecord, window: WindowRecord) -> dict[str, str]:
         "config": _as_configured(batch),
         "model": ", ".join(filter(None, [engine.model.class_name, _parameters(engine)])),
         "run by": ", ".join(filter(None, [driver, engine.precision, stage])),
-        "truth": window.truth if window.truth not in (None, "float64") else None,
+        "truth": _TRUTHS.get(window.truth or "", window.truth) if window.truth not in (None, "float64") else None,
     }
     return {label: text for label, text in said.items() if text}
 
@@ -143,9 +160,8 @@ def _header(engine: WatchedRecord, window: WindowRecord, width: int) -> Iterator
 
 def _factors(window: WindowRecord, width: int) -> Iterator[Text]:
     divided = window.divided_by
-    text = (
-        f"script {ratio(divided.script)}, engine {ratio(divided.engine)}, accumulation and ranks {ratio(divided.ranks)}"
-    )
+    script = ratio(divided.script) if divided.script is not None else "not seen"
+    text = f"script {script}, engine {ratio(divided.engine)}, accumulation and ranks {ratio(divided.ranks)}"
     if divided.after_backward is not None:
         text += f", after backward {ratio(divided.after_backward)}"
     yield from labelled("factors", text, width=width)
@@ -165,14 +181,14 @@ def _tokens(window: WindowRecord, width: int) -> Iterator[Text]:
 def _step(window: WindowRecord, width: int) -> Iterator[Text]:
     step = window.step
     yield from labelled(
-        "gradient", f"error {against(step.gradient.error, step.gradient.bound).strip()}, residual "
+        "gradient", f"error {error_and_bound(step.gradient.error, step.gradient.bound)}, residual "
         f"{scientific(step.gradient.residual)}, norm {plain(step.gradient_norm.deepspeed, 4)}, clipped to "
         f"{plain(step.gradient_norm.clipped, 4)}",
         width=width,
     )  # fmt: skip
     if step.update.error is not None:
         update = (
-            f"error {against(step.update.error, step.update.bound).strip()}, ratio {ratio(step.update.ratio)}, rate "
+            f"error {error_and_bound(step.update.error, step.update.bound)}, ratio {ratio(step.update.ratio)}, rate "
         )
         yield from labelled("update", update + scientific(step.learning_rate), width=width)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from dsaccum.report.figures import against, middle_left_out, numbered, scientific
+from dsaccum.report.figures import error_and_bound, middle_left_out, numbered, scientific
 from dsaccum.report.layout import ASIDE, RIGHT, WRONG, columns, heading, labelled
 from dsaccum.report.weight_views import (
     WeightView,
@@ -23,8 +23,14 @@ MOST_ROWS, MOST_MATRICES = 12, 4
 _GAP = "..."
 
 
-def weight_lines(steps: Sequence[StepRecord], *, width: int) -> list[Text]:
-    """The matrix of all steps where they are alike, else of the first odd step; of each rank where ranks differ."""
+def weight_lines(steps: Sequence[StepRecord], *, width: int, remark: str = "") -> list[Text]:
+    """The matrix of all steps where they are alike, else of the first odd step; of each rank where ranks differ.
+
+    Args:
+        steps: whose weights they are.
+        width: of a line.
+        remark: on what the weights are relative to.
+    """
     views = {step.step: weight_views(step.micro_batch_weights) for step in steps}
     views = {step: found for step, found in views.items() if found}
     title = "weights of the micro-batches"
@@ -32,7 +38,7 @@ def weight_lines(steps: Sequence[StepRecord], *, width: int) -> list[Text]:
         reasons = sorted({step.micro_batch_weights.reason or "not measured" for step in steps})
         return [Text(), *labelled("weights", "not told: " + "; ".join(reasons), width=width)]
     chosen = next((step for step, found in views.items() if is_odd(found)), next(iter(views)))
-    aside = _which_steps(chosen, views) + _error(steps, chosen)
+    aside = _which_steps(chosen, views) + _error(steps, chosen) + (f"; {remark}" if remark else "")
     lines = heading(title, aside, width=width)
     for label, view in views[chosen][:MOST_MATRICES]:
         lines += ([Text(label)] if label else []) + _matrix(view)
@@ -63,7 +69,9 @@ def _show_the_same(these: list[tuple[str, WeightView]], those: list[tuple[str, W
 
 def _error(steps: Sequence[StepRecord], chosen: int) -> str:
     [weights] = [step.micro_batch_weights for step in steps if step.step == chosen]
-    return f"; off by {against(weights.max_error, weights.tolerance).strip()}" if weights.max_error is not None else ""
+    if weights.max_error is None:
+        return ""
+    return f"; off by {error_and_bound(weights.max_error, weights.tolerance)}"
 
 
 def _matrix(view: WeightView) -> list[Text]:
@@ -109,7 +117,17 @@ def _mark(view: WeightView, row: int, decimals: int) -> str:
     if due == found:  # the digits shown are the same
         errors = [relative_error(view.found[row][rank], view.due[row][rank] or 0.0, view.due) for rank in odd]
         return f"<-- off by {scientific(max(errors))}"
-    return f"<-- due {due.pop()}" if len(due) == 1 else "<-- not as due"
+    if len(due) == 1:
+        return f"<-- due {due.pop()}"
+    return f"<-- {_times_due(view, row, odd)} x due"
+
+
+def _times_due(view: WeightView, row: int, odd: list[int]) -> str:
+    """``1.02``, or the smallest and the largest where ranks differ."""
+    weights = [(view.found[row][rank], view.due[row][rank]) for rank in odd]
+    factors = sorted(found / due for found, due in weights if found is not None and due)
+    ends = list(dict.fromkeys(f"{factor:.3g}" for factor in (factors[:1] + factors[-1:])))
+    return " to ".join(ends) or "not"
 
 
 def _gap_row(view: WeightView, hidden: range, length: int) -> list[Text | str]:

@@ -30,7 +30,8 @@ flags:
   --window K[,K...]    which optimizer steps, from 1; a range is 2-4 (default: 3)
   --json OUT.json      write the record dsaccum.watch/1 to a new file
   --html OUT.html      write the report to a new file, as one page
-  --fail               exit with 1 where the verdict is bad and the script's own code is 0
+  --fail               where the script's own exit code is 0: exit with 1 if the verdict
+                       is WRONG, with 3 if nothing is proven (NONE, or nothing judged)
   --stop-after-window  end the script when the last window has been looked at
   --verbose            tracebacks of the watch's own failures
   -h, --help           this text
@@ -48,7 +49,7 @@ class WatchArguments:
         words: the script's own arguments.
         json: where the record goes.
         html: where the report goes.
-        fail: a bad verdict is exit code 1.
+        fail: a bad verdict is exit code 1, and none is 3.
         stop_after_window: end the script then.
         verbose: tracebacks.
     """

@@ -92,7 +92,7 @@ def _boundary(judged: Judged) -> State:
     if first.past_engine:
         return "fail", f"the optimizer was stepped past the engine, first after micro-step {first.past_engine[0]}"
     if facts.accumulation_steps is None:
-        return "not_applicable", "nobody says how many micro-batches make a window"
+        return "not_applicable", f"nobody says how many micro-batches make a window; {_seen(judged)}"
     held, due = first.micro_batches, facts.accumulation_steps
     if held == due or (held < due and weighs(judged, 1.0)):
         return "pass", None
@@ -105,6 +105,14 @@ def _boundary(judged: Judged) -> State:
         return "pass", None
     told = f"{counted(held, 'micro-step')} led to this update, {facts.framework} was told {due}"
     return ("fail" if held < due and judged.tokens is not None else "untested"), told
+
+
+def _seen(judged: Judged) -> str:
+    """How many, and in the window before."""
+    held, before = judged.window.micro_steps, judged.facts.earlier_windows[-1:]
+    if not before:
+        return f"{held} seen"
+    return f"{held} seen, as in the one before" if before[0] == held else f"{held} seen, {before[0]} in the one before"
 
 
 def _clipping(judged: Judged) -> State:
@@ -153,7 +161,7 @@ def _replicas(judged: Judged) -> State:
         return "not_applicable", "there is one rank"
     differing = [name for name in sums[0] if len({each.get(name) for each in sums}) > 1]
     if differing:
-        return "fail", f"{len(differing)} parameters differ between ranks after the step: {differing[0]}"
+        return "fail", f"{len(differing)} parameters differ between ranks after the step, first {differing[0]}"
     return ("pass", None) if sums[0] else ("not_applicable", "no rank has whole parameters")
 
 

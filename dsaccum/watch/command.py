@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.watch.arguments import USAGE, WatchArguments, check_module, parse_arguments
 from dsaccum.watch.script import run_module, run_script
+
+if TYPE_CHECKING:
+    from dsaccum.watch.session import Session
+
+WRONG, UNPROVEN = 1, 3
+"""Exit codes under ``--fail``, where the script's own is 0."""
 
 
 def main() -> int:
@@ -29,7 +37,7 @@ def main() -> int:
 
 
 def _watched(arguments: WatchArguments, command: tuple[str, ...]) -> int:
-    from dsaccum.watch.session import Session
+    from dsaccum.watch.session import Session  # torch comes with it
 
     session = Session(
         arguments.windows,
@@ -43,9 +51,19 @@ def _watched(arguments: WatchArguments, command: tuple[str, ...]) -> int:
         code = _exit_code(arguments)
     finally:
         session.end()
-    if code == 0 and arguments.fail and session.verdict == "not_equivalent":
-        return 1
-    return code
+    return _judged(session, arguments.windows) if code == 0 and arguments.fail else code
+
+
+def _judged(session: Session, asked: Sequence[int]) -> int:
+    """The exit code that the verdict asks for; only rank 0 knows of one, and the others end as the script did."""
+    from dsaccum.watch.proven import why_unproven
+
+    if session.verdict == "not_equivalent":
+        return WRONG
+    if int(os.environ.get("RANK", 0)) != 0 or (reason := why_unproven(session.record, asked)) is None:
+        return 0
+    session.desk.say(f"exit code {UNPROVEN}, for --fail was given, and nothing is proven: {reason}")
+    return UNPROVEN
 
 
 def _exit_code(arguments: WatchArguments) -> int:

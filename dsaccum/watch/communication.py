@@ -11,6 +11,8 @@ from dsaccum.verification.records.parts import CommunicationRecord
 from dsaccum.verification.records.record import ClaimState
 from dsaccum.watch.window import RankWindow, WatchedWindow
 
+MUCH_CONTROL = 1024
+"""Bytes in a micro-step: an engine's own flags and norms are less."""
 State = tuple[ClaimState, str | None]
 
 
@@ -32,6 +34,8 @@ def judge_communication(window: WatchedWindow, *, boundary_right: bool) -> State
         due, seen = rank.expected_gradient_bytes, _bytes(rank)
         if not sum(seen):
             return "untested", f"rank {rank.rank}: no gradient was seen crossing the wire"
+        if not seen[-1]:
+            return "untested", f"rank {rank.rank}: no gradient crossed the wire in the window's last micro-step"
         if due and due != seen:
             return "untested", f"rank {rank.rank}: {_listed(seen)} gradient bytes, where {_listed(due)} are expected"
     return "pass", None
@@ -54,13 +58,22 @@ def reduced_early(window: WatchedWindow) -> RankWindow | None:
 def communication_notes(window: WatchedWindow) -> list[str]:
     """DDP that was not told to wait: no mistake, and costly."""
     early = reduced_early(window)
-    if window.facts.kind != "DDP" or early is None:
-        return []
+    if window.facts.kind != "DDP" or early is None or not _bytes(early)[-1]:
+        return _others_traffic(window)
     often = sum(size > 0 for size in _bytes(early))
     return [
+        *_others_traffic(window),
         f"{REDUCED_EVERY_MICRO_STEP}: gradients were reduced at {often} of {window.micro_steps} micro-steps, and once "
-        "is enough: put all but the last under model.no_sync(), forward and backward"
+        "is enough: put all but the last under model.no_sync(), forward and backward",
     ]
+
+
+def _others_traffic(window: WatchedWindow) -> list[str]:
+    """What other engines of this process reduce is no gradient of this one's."""
+    first = window.ranks[0].measured
+    if not first.others or max((each.control_bytes for each in first.traffic), default=0) < MUCH_CONTROL:
+        return []
+    return ["several models are trained in this process: control traffic holds the gradients of the others"]
 
 
 def communication_record(window: WatchedWindow) -> CommunicationRecord:

@@ -18,7 +18,7 @@ from dsaccum.verification.measures.communication import REDUCED_EVERY_MICRO_STEP
 from dsaccum.verification.measures.memory import ACTIVATIONS_KEPT
 from dsaccum.verification.records.record import Cause
 from dsaccum.verification.records.watch import WatchClaims
-from dsaccum.watch.claims import claims_of, clips_inside, repeated, rows_twice, sharing, weighs
+from dsaccum.watch.claims import claims_of, clips_inside, repeated, rows_twice, sharing
 from dsaccum.watch.clipping_advice import SUMMARY as CLIPPED_BY_SCRIPT
 from dsaccum.watch.clipping_advice import clipping_mismatch
 from dsaccum.watch.communication import reduced_early
@@ -29,6 +29,7 @@ from dsaccum.watch.inside_window import seen_inside
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_evidence
 from dsaccum.watch.rows_fed import rows_text
+from dsaccum.watch.window_length import by_count, long_windows, one_step_windows, short_windows
 from dsaccum.watch.z_loss import z_fault
 
 
@@ -47,19 +48,16 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
     if not failed:
         return []
     found = _seen(judged)
-    open_claims = set(failed)
-    if not found and open_claims & {"weighting", "gradient"}:
-        found = seen_inside(judged)
-    if found:
-        open_claims -= _EXPLAINED
-    if any(named.candidates[0] == "clipped-every-micro-step" for named in found):
-        open_claims.discard("clipping")
-    for look in (_uneven_z_loss, _one_step_windows, _short_windows, _by_weights, _by_divisor):
+    open_claims = set(failed) - _explained(found)
+    if open_claims & {"weighting", "gradient"} and (inside := seen_inside(judged)):
+        found += inside
+        open_claims -= _explained(inside)
+    for look in (_uneven_z_loss, one_step_windows, short_windows, long_windows, _by_weights, _by_divisor):
         if open_claims & {"weighting", "gradient"}:
             named = look(judged, failed)
             if named:
                 found += named
-                open_claims -= _EXPLAINED
+                open_claims -= _explained(named)
     if any("ranks-not-reduced" in named.candidates for named in found):
         open_claims.discard("clipping")  # norms are taken over all ranks
     if "replicas" in open_claims:
@@ -83,7 +81,20 @@ def _causes(judged: Judged, failed: dict[str, str]) -> list[Cause]:
     return [_cause(judged, each, identifier) for each in found for identifier in each.candidates]
 
 
-_EXPLAINED = {"weighting", "gradient", "boundary", "samples", "replicas", "update"}
+_FED_WRONG = {"samples"}
+"""Whose rows they are has no part in what they weigh."""
+_EXPLAINS = {"ranks-share-data": _FED_WRONG, "samples-misplaced": _FED_WRONG}
+_GRADIENT_WRONG = {"weighting", "gradient", "boundary", "replicas", "update"}
+
+
+def _explained(found: list[Named]) -> set[str]:
+    """Claims that fail for one of these causes."""
+    explained = set()
+    for named in found:
+        explained |= _EXPLAINS.get(named.candidates[0], _GRADIENT_WRONG)
+        if named.candidates[0] == "clipped-every-micro-step":
+            explained.add("clipping")
+    return explained
 
 
 def _cause(judged: Judged, named: Named, identifier: str) -> Cause:
@@ -128,7 +139,7 @@ def _seen(judged: Judged) -> list[Named]:
     if window.ranks[0].past_engine:
         found.append(Named(("step-inside-window",), {"after_micro_steps": window.ranks[0].past_engine}))
     else:
-        found += _by_count(judged)
+        found += by_count(judged)
     if shared := sharing(judged):
         found.append(Named(("ranks-share-data",), {"ranks": list(shared)}, f"ranks {shared[0]} and {shared[1]}"))
     elif pair := repeated(judged):
@@ -148,25 +159,6 @@ def _seen(judged: Judged) -> list[Named]:
     return found
 
 
-def _by_count(judged: Judged) -> list[Named]:
-    """Another number of micro-batches than somebody was told."""
-    facts, first = judged.facts, judged.window.ranks[0]
-    held, due = first.micro_batches, facts.accumulation_steps
-    if due is None or held == due or (weighs(judged, 1.0) and held < due):
-        return []
-    shown: dict[str, Any] = {"micro_steps": held, "configured": due, "engine_step_calls": first.step_calls}
-    engine = facts.kind == "DeepSpeed"
-    says = f"{due} in the config" if engine else f"where {facts.framework} was told {due}"
-    detail = f"{held} micro-batches for one update, {says}"
-    if not engine and held == 1 and set(facts.earlier_windows) <= {1}:
-        return [Named(("step-inside-window",), shown, f"every update is of one micro-batch, {says}")]
-    if held < due and weighs(judged, held / due):
-        return [Named(("short-window-full-divisor",), shown, detail)]
-    if engine:
-        return [Named(("boundary-shifted" if held > due else "step-inside-window",), shown, detail)]
-    return []
-
-
 def _uneven_z_loss(judged: Judged, failed: dict[str, str]) -> list[Named]:
     """The cross entropy weighs as is due, and the z-loss beside it does not."""
     tokens, checks = judged.tokens, judged.weighting or []
@@ -177,31 +169,6 @@ def _uneven_z_loss(judged: Judged, failed: dict[str, str]) -> list[Named]:
     shown = {"z_loss": [each.coefficient for each in tokens.z]}
     identifier = "mean-of-means" if tokens.z_means else UNKNOWN
     return [Named((identifier,), shown, "in the z-loss: the cross entropy weighs as is due", fix=Z_LOSS_FIX)]
-
-
-def _one_step_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
-    """One micro-batch in the window, and it weighs 1 / k: divided by a number of micro-batches that never come."""
-    if judged.window.micro_steps != 1 or judged.weighting is None or judged.tokens is None:
-        return []
-    if judged.facts.accumulation_steps not in (None, 1) or not judged.tokens.total:
-        return []
-    k = round(1 / judged.tokens.total)
-    tolerance = judged.weighting[0].tolerance
-    if k >= 2 and abs(judged.tokens.total * k - 1) <= 2 * tolerance:
-        detail = f"every update is of one micro-batch, whose loss is divided by {k}"
-        return [Named(("step-inside-window",), {"divided_by": k}, detail)]
-    return []
-
-
-def _short_windows(judged: Judged, _: dict[str, str]) -> list[Named]:
-    """Fewer micro-steps than a window before, and divided by that window's."""
-    before, held = max(judged.facts.earlier_windows, default=0), judged.window.micro_steps
-    if held >= before or judged.weighting is None or judged.tokens is None:
-        return []
-    if weighs(judged, held / before):
-        detail = f"{held} micro-batches, each divided by {before}"
-        return [Named(("short-window-full-divisor",), {"held": held, "divided_by": before}, detail)]
-    return []
 
 
 def _by_weights(judged: Judged, failed: dict[str, str]) -> list[Named]:

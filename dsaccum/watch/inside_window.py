@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dsaccum.report.figures import numbered
 from dsaccum.verification.comparison.gradient_check import GradientCheck
 from dsaccum.verification.diagnosis.causes import UNKNOWN
 from dsaccum.verification.diagnosis.named import Named
+from dsaccum.watch.fixes import INVERTED_NO_SYNC_FIX
 from dsaccum.watch.judge import Judged
 
 
@@ -54,6 +56,14 @@ def _stepped_late(judged: Judged) -> Named | None:
         return None
     for k in range(1, steps):
         if all(_reduced_up_to(check, truth.due, r, k) for r, check in enumerate(checks)):
+            reduced = _reduced_at(judged)
+            if len(reduced) > 1:
+                return Named(
+                    ("ranks-not-reduced",),
+                    {"reduced_after": reduced, "stepped_after": steps},
+                    f"ranks were averaged after {numbered('micro-step', reduced)}, and not after the last, {steps}",
+                    INVERTED_NO_SYNC_FIX,
+                )
             return Named(
                 ("boundary-shifted",),
                 {"reduced_after": k, "stepped_after": steps},
@@ -61,6 +71,11 @@ def _stepped_late(judged: Judged) -> Named | None:
                 "step right after the micro-step that runs outside no_sync(), by the same condition",
             )
     return None
+
+
+def _reduced_at(judged: Judged) -> list[int]:
+    """Micro-steps, from 1, in which DDP was not told to wait; empty where that is not known."""
+    return [k for k, size in enumerate(judged.window.ranks[0].expected_gradient_bytes or [], start=1) if size]
 
 
 def _reduced_up_to(check: GradientCheck, due: list[list[float]], rank: int, k: int) -> bool:

@@ -43,6 +43,7 @@ class Measured:
         held: bytes alive when its backward begins: with its activations.
         reason: why there is nothing of all this.
         memory_reason: why ``before`` and ``held`` say nothing.
+        others: other models are trained in this process.
     """
 
     traffic: list[MicroStepTraffic] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Measured:
     held: list[int] = field(default_factory=list)
     reason: str | None = None
     memory_reason: str | None = None
+    others: bool = False
 
 
 class WindowMeasures:

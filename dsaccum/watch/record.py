@@ -29,6 +29,7 @@ from dsaccum.watch.diagnosis import Finding
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import memory_record
 from dsaccum.watch.rows_fed import rows_notes
+from dsaccum.watch.schedule import schedule_notes
 from dsaccum.watch.window_truth import Matrix
 from dsaccum.watch.z_loss import z_note
 
@@ -58,7 +59,8 @@ def _notes(judged: Judged, finding: Finding) -> list[str]:
     own = [note for rank in judged.window.ranks for note in rank.notes]
     of_tokens = z_note(judged.tokens.z) if judged.tokens is not None else []
     of_rows = [] if finding.claims.samples == "fail" else rows_notes(rows_twice(judged))
-    return list(dict.fromkeys([*own, *of_tokens, *of_rows, *communication_notes(judged.window)]))
+    seen = [*communication_notes(judged.window), *schedule_notes(judged.window)]
+    return list(dict.fromkeys([*own, *of_tokens, *of_rows, *seen]))
 
 
 def describe_subject(judged: Judged, windows: Sequence[WindowRecord]) -> WatchedRecord:

@@ -150,6 +150,7 @@ class Recorder:
         self._current: list[Forward | None] = []
         self._micro_steps: dict[int, int] = {}
         self.clock: Callable[[], int] = lambda: len(self.calls)
+        self.begins: Callable[[int], None] = lambda micro_step: None
         self.calls: list[int] = []
         self._outputs: dict[int, tuple[Forward, str]] = {}
         self._scalars: list[tuple[weakref.ref[Tensor], Forward, str]] = []
@@ -158,7 +159,8 @@ class Recorder:
             module.register_forward_hook(self._after),
         ]
 
-    # ``clock`` says which call of the engine's step is to come; ``calls`` which it was for each micro-step.
+    # ``clock`` says which call of the engine's step is to come; ``calls`` which it was for each micro-step. ``begins``
+    # is told of each micro-step, from 1, before its first forward.
 
     def stop(self) -> None:
         """Take the hooks off; a second time does nothing."""
@@ -212,6 +214,7 @@ class Recorder:
         if self._measures is not None:
             self._measures.forward_begins(self._forward_of)
         with aside():
+            self.begins(self._forward_of)
             self._look_at_parameters()
 
     def _look_at_parameters(self) -> None:

@@ -54,7 +54,7 @@ class Session:
         self._json, self._html = (Path(path).absolute() if path is not None else None for path in (json, html))
         check_new_files({"json": self._json, "html": self._html})
         self._command, self._began = list(command), time.monotonic()
-        self._report = report if report is not None else lambda record: print_watch(record, sys.stderr)
+        self._report = report if report is not None else self._print
         self._engines: dict[int, WatchedRecord] = {}
         self.desk = Desk(tuple(sorted(windows)), self._found, stop_after=stop_after, verbose=verbose)
         self._attachment = Attachment(self.desk)
@@ -121,6 +121,9 @@ class Session:
             self._report(self._record([shown]))
         except Exception as error:
             self.desk.give_up("the window could not be judged", error)
+
+    def _print(self, record: WatchRecord) -> None:
+        print_watch(record, sys.stderr, several=self.desk.subjects > 1)
 
     def _record(self, engines: list[WatchedRecord]) -> WatchRecord:
         return WatchRecord(

@@ -25,6 +25,7 @@ from dsaccum.watch.ranks import all_agree, decline, gathered, world_of
 from dsaccum.watch.recompute import NotRepeatable, recompute
 from dsaccum.watch.recording import Forward, Recorder
 from dsaccum.watch.rows_fed import RowPrints, prints_of
+from dsaccum.watch.schedule import RateLog
 from dsaccum.watch.told import with_told_steps
 from dsaccum.watch.window import Clip, RankWindow, RunFacts, WatchedWindow
 
@@ -56,6 +57,7 @@ class Watching:
         self.clips: list[Clip] = []
         self.past_engine: list[int] = []
         self._clip_listener: ClipListener | None = None
+        self._rates = RateLog()
 
     @property
     def recording(self) -> bool:
@@ -73,6 +75,8 @@ class Watching:
             self.skeleton = self.structure()
             self.measures = WindowMeasures(self.module.parameters)
             self.recorder = Recorder(self.module, self.fail, self.measures)
+            rates = self._rates = RateLog()
+            self.recorder.begins = lambda micro_step: rates.note(micro_step, self.parameter_groups())
             self.clips, self.past_engine = [], []
             self._clip_listener = ClipListener(self.before_clip, self.after_clip, self.fail)
             self.began()
@@ -90,6 +94,10 @@ class Watching:
     def after_clip(self, norm: Any, limit: float) -> None:
         """Called after it; the norm may still lie on several ranks."""
         self.clips.append(Clip(self.micro_steps, norm, limit))
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Of the optimizers, with their rates."""
+        return []
 
     def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:
         """What each micro-step is due to reduce; None where there is no formula.
@@ -200,6 +208,7 @@ class Watching:
         assert self.measures is not None
         measured = self.measures.result(micro_steps)
         if self.desk.subjects > 1:
+            measured.others = True
             measured.memory_reason = "several models are trained in this process, and gradients of all are alive"
         return measured
 
@@ -247,6 +256,7 @@ class Watching:
             clips=list(self.clips),
             past_engine=list(self.past_engine),
             changed=recorder.changed,
+            rates=self._rates.of(len(micro_steps)),
             left_over=[name for name in recorder.left_over if name in shapes],
             step=self._portable(observed, len(micro_steps)) if rank == 0 else None,
             **{**extra, "notes": [*extra.get("notes", []), *([] if fits else [SKETCHED])]},

@@ -105,6 +105,7 @@ class RankWindow:
         after_clipping: what the script multiplied the gradient by after that.
         scaled: a ``GradScaler`` called the optimizer.
         changed: the first micro-step that ran with other parameters than the first one, and one of them.
+        rates: of each parameter group, as each micro-step's first forward found them.
         left_over: parameters that held a gradient when the window's first backward began.
         not_looked_at: elements that optimizers step which are not watched.
     """
@@ -134,6 +135,7 @@ class RankWindow:
     after_clipping: float = 1.0
     scaled: bool = False
     changed: tuple[int, str] | None = None
+    rates: list[tuple[float, ...]] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)
     not_looked_at: int = 0
     failure: str | None = None

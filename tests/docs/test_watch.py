@@ -19,7 +19,7 @@ from dsaccum.verification.records.watch import WatchClaims
 from dsaccum.watch.arguments import USAGE, parse_arguments
 from tests.docs import test_verify
 from tests.docs.markdown import REPOSITORY, blocks, code, section, tables
-from tests.docs.test_verify import RECORD, keys_of, parts_within
+from tests.docs.test_verify import CAUSES, RECORD, keys_of, parts_within
 
 WATCH = REPOSITORY / "docs/watch.md"
 PARTS: dict[str, type[RecordPart]] = {
@@ -71,6 +71,13 @@ def test_flags_are_the_flags() -> None:
 
 def test_claims_are_the_records() -> None:
     assert first_cells("**not applicable**:") == list(WatchClaims.model_fields)
+
+
+def test_causes_that_can_be_named_are_causes() -> None:
+    text = section(CAUSES, "Under watch")
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text))
+    assert len(named) > 20
+    assert named <= ADVICE.keys()
 
 
 def test_causes_are_causes() -> None:

@@ -93,6 +93,11 @@ def test_causes_stand_above_everything_else(name: str, fix: str) -> None:
     assert "loss-scaled-twice" not in page_of("watch right").shown
 
 
+def test_engines_are_called_by_their_names() -> None:
+    assert "Window 3 of engine 2, GPT2LMHeadModel" in page_of("watch two engines").shown
+    assert "of engine" not in page_of("watch right").shown.partition("The record as JSON")[0]
+
+
 def test_a_watched_windows_figures_are_all_there() -> None:
     shown = re.sub(r"\s+", " ", page_of("watch wrong").shown)
     for said in (

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dsaccum.watch
 from dsaccum.config.errors import ConfigError
-from dsaccum.verification.records.watch import WatchRecord
+from dsaccum.verification.records.watch import WatchClaims, WatchedRecord, WatchRecord, WindowRecord
 from dsaccum.watch.arguments import parse_arguments, windows_of
 from dsaccum.watch.command import main
+from dsaccum.watch.proven import why_unproven
 from dsaccum.watch.session import Session
 from tests.watch.running import SCRIPTS
 
@@ -65,6 +68,39 @@ def test_fail_makes_a_bad_verdict_exit_code_1(tmp_path: Path) -> None:
     right = command(["--fail", "--stop-after-window", "--", script, "--save", "end.pt"], tmp_path)
     assert right.returncode == 0
     assert not (tmp_path / "end.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "rank", "ends"), [("0", "0", 3), ("7", "0", 7), ("0", "1", 0)], ids=["nothing judged", "failed", "rank 1"]
+)
+def test_fail_does_not_pass_where_nothing_was_judged(
+    code: str, rank: str, ends: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process; the script would clear its names, and those of pytest's own ``__main__`` are wanted yet."""
+    (tmp_path / "quiet.py").write_text(f"raise SystemExit({code})")
+    monkeypatch.setattr("dsaccum.watch.command.run_script", lambda path, words: runpy.run_path(path))
+    monkeypatch.setattr("sys.argv", ["dsaccum.watch", "--fail", "--", str(tmp_path / "quiet.py")])
+    monkeypatch.setenv("RANK", rank)
+    assert main() == ends
+    assert ("exit code 3" in capsys.readouterr().err) == (ends == 3)
+
+
+def test_what_is_not_proven_and_why() -> None:
+    def record(verdict: Any, **changes: Any) -> WatchRecord:
+        claims = WatchClaims(weighting="pass", gradient="pass")
+        if verdict is None:
+            claims = WatchClaims(weighting="untested", gradient="pass", memory="untested")
+        reasons = {"weighting": "no logits", "memory": "one micro-step"} if verdict is None else {}
+        window = WindowRecord.model_construct(window=3, verdict=verdict, claims=claims, reasons=reasons)
+        engines = [WatchedRecord.model_construct(number=1, kind="bare", windows=[window])]
+        return WatchRecord.model_construct(**{"verdict": verdict, "engines": engines, "unproven": [], **changes})
+
+    assert why_unproven(record("equivalent"), (3,)) is None
+    assert why_unproven(record("not_equivalent"), (3, 5)) is None
+    assert why_unproven(record("equivalent"), (3, 5)) == "not all windows that were asked for came"
+    assert why_unproven(record("equivalent", unproven=["a pipeline engine"]), (3,)) == "not all that trains was watched"
+    assert why_unproven(record(None), (3,)) == "the verdict is NONE; weighting not tested: no logits"
+    assert why_unproven(record(None, engines=[]), (3,)) == "no window was judged"
 
 
 @pytest.mark.slow

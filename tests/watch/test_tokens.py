@@ -99,7 +99,7 @@ def test_label_smoothing_and_z_loss_are_told() -> None:
 def test_what_is_no_cross_entropy_is_not_read() -> None:
     reading = read(lambda logits, _: logits.square().mean(), batch())
     assert reading.reason is not None
-    assert "no plain cross entropy" in reading.reason
+    assert "isn't a plain cross entropy" in reading.reason
 
 
 def test_a_gradient_that_is_the_same_everywhere_is_not_read() -> None:

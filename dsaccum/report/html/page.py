@@ -122,7 +122,7 @@ def _demoted(markup: Markup) -> Markup:
 
 
 _WORDS: dict[str, Any] = {
-    "watch": {"verdict": watch.verdict_text, "described": watch.described},
+    "watch": {"verdict": watch.verdict_text, "described": watch.described, "relative_to": watch.relative_to},
     "verify": {"described": terminal.described, "equation": terminal.equation},
     "faults": fault_matrix,
     "audit": audit_matrix,

@@ -180,6 +180,10 @@ class BareWatching(Watching):
         self._reduced.append(bool(getattr(self._root, "require_backward_grad_sync", True)))
         return len(self._reduced) - 1
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Of all members."""
+        return [group for member in self._members for group in member.optimizer.param_groups]
+
     def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:
         """Under DDP every trained parameter, used or not, wherever it does not wait."""
         if self.kind != "DDP":

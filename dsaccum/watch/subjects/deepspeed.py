@@ -166,6 +166,10 @@ class EngineWatching(Watching):
         scale = float(getattr(engine.optimizer, "loss_scale", None) or 1.0)
         return ObservedStep(read_gradients(engine), scale, take_snapshot(engine), optimizer=base)
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Of the engine's optimizer."""
+        return list(getattr(self.engine.optimizer, "param_groups", []))
+
     def expected_gradient_bytes(self, used: Sequence[Sequence[str]]) -> list[int] | None:
         """By the formula of ``verify``: of all that the window uses, or at ZeRO 2 and 3 of what the micro-step uses."""
         try:
