@@ -57,7 +57,23 @@ def _weighting(judged: Judged) -> State:
             return "fail", f"rank {rank}: " + (spread if even else total)
         if check.max_error is None:
             return "untested", check.recovered.reason
-    return z_fault(tokens.z) or ("pass", None)
+    return z_fault(tokens.z) or _not_by_tokens(judged) or ("pass", None)
+
+
+def _not_by_tokens(judged: Judged) -> State | None:
+    """Tokens that weigh what is due don't make one batch of what does not come from tokens."""
+    ranks = judged.window.ranks
+    if name := next((rank.own_statistics for rank in ranks if rank.own_statistics), None):
+        return "untested", f"{name} normalises each micro-batch by its own statistics, which are not the whole batch's"
+    share, k, r = max(
+        ((share, k, rank.rank) for rank in ranks for k, share in enumerate(rank.beside, start=1)), default=(0.0, 0, 0)
+    )
+    if not share:
+        return None
+    return "untested", (
+        f"{share:.2g} of the gradient comes from another term of the loss than the tokens' (micro-step {k}, rank {r}): "
+        "whether that one is divided as it should be, nobody can say"
+    )
 
 
 def _gradient(judged: Judged) -> State:

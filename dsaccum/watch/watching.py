@@ -16,6 +16,7 @@ from dsaccum.instruments.optimizer_saw import SeenGradient, optimizer_saw
 from dsaccum.instruments.replicas import checksum
 from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.subject.capture import OptimizerStep
+from dsaccum.watch.beside_tokens import own_statistics
 from dsaccum.watch.clipping import ClipListener
 from dsaccum.watch.desk import Desk
 from dsaccum.watch.measuring import Measured, WindowMeasures
@@ -232,6 +233,8 @@ class Watching:
             truths=again.truths,
             truth=again.truth,
             tokens=again.tokens,
+            beside=again.beside,
+            own_statistics=self._own_statistics(micro_steps, size),
             seeds=[_seed(forwards) for forwards in micro_steps],
             gradient=sketch(gradient),
             inputs=[_inputs(forwards) for forwards in micro_steps],
@@ -249,6 +252,14 @@ class Watching:
             step=self._portable(observed, len(micro_steps)) if rank == 0 else None,
             **{**extra, "notes": [*extra.get("notes", []), *([] if fits else [SKETCHED])]},
         )
+
+    def _own_statistics(self, micro_steps: list[list[Forward]], size: int) -> str | None:
+        alone = len(micro_steps) == 1
+        if alone and size == 1:
+            return None
+        forwards = (forward for forwards in micro_steps for forward in forwards)
+        found = (own_statistics(self.module, forward.modes, alone=alone) for forward in forwards)
+        return next((name for name in found if name), None)
 
     def saw(self, observed: ObservedStep) -> dict[str, SeenGradient] | None:
         """What reached the optimizer, as its states tell."""

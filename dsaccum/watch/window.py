@@ -85,6 +85,8 @@ class RankWindow:
         truths: the same in float64.
         truth: what they were computed in.
         tokens: read off the logits; None where there are none.
+        beside: the share of each micro-step's gradient that comes from other terms of the loss than its tokens.
+        own_statistics: a part that normalises each micro-batch by itself; None where there is none.
         seeds: the gradient that arrived at the loss that the model returned; None where it returned none.
         engine: what the engine multiplied by between the script's loss and the module's outputs.
         gradient: what the optimizer was about to get, sketched.
@@ -114,6 +116,8 @@ class RankWindow:
     truths: list[Vectors] = field(default_factory=list)
     truth: str = "float64"
     tokens: list[TokenReading | None] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    own_statistics: str | None = None
     seeds: list[float | None] = field(default_factory=list)
     engine: list[float] = field(default_factory=list)
     gradient: Vectors = field(default_factory=dict)
