@@ -7,12 +7,12 @@ how it is to be normalised. And it is the statistics of a micro-batch, by which 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from dsaccum.watch.recording import norm_of
+from dsaccum.watch.recording import Forward, norm_of
 
 LEAST_BESIDE = 1e-5
 """What is less of a gradient may be the order in which fp32 was added up."""
@@ -50,3 +50,13 @@ def own_statistics(module: nn.Module, modes: list[bool], *, alone: bool) -> str 
         ):
             return f"{name} ({type(part).__name__})" if name else type(part).__name__
     return None
+
+
+def statistics_in(module: nn.Module, micro_steps: Sequence[Sequence[Forward]], ranks: int) -> str | None:
+    """Likewise, in any forward of a window; one micro-step on one rank is the whole batch."""
+    alone = len(micro_steps) == 1
+    if alone and ranks == 1:
+        return None
+    forwards = (forward for forwards in micro_steps for forward in forwards)
+    found = (own_statistics(module, forward.modes, alone=alone) for forward in forwards)
+    return next((name for name in found if name), None)
