@@ -12,6 +12,7 @@ from dsaccum.watch.rows_fed import FedTwice, fed_twice, rows_text
 from dsaccum.watch.z_loss import z_fault
 
 State = tuple[str, str | None]
+NO_WEIGHTS = "no weights of the micro-batches account for the gradient, so tokens have none"
 
 
 def claims_of(judged: Judged) -> dict[str, State]:
@@ -49,6 +50,8 @@ def _weighting(judged: Judged) -> State:
         return "untested", (
             f"tokens of one micro-batch weigh differently (micro-step {k}, rank {r}): the loss itself weights them"
         )
+    if not judged.explained:
+        return "untested", NO_WEIGHTS
     for rank, check in enumerate(judged.weighting):
         if check.max_error is not None and not check.weights_right:
             total = f"the window's tokens weigh {tokens.total:.4g} in all, where 1 is due"
@@ -63,6 +66,8 @@ def _weighting(judged: Judged) -> State:
 def _not_by_tokens(judged: Judged) -> State | None:
     """Tokens that weigh what is due don't make one batch of what does not come from tokens."""
     ranks = judged.window.ranks
+    if judged.past_outputs:
+        return "untested", judged.past_outputs
     if name := next((rank.own_statistics for rank in ranks if rank.own_statistics), None):
         return "untested", f"{name} normalises each micro-batch by its own statistics, which are not the whole batch's"
     share, k, r = max(
@@ -94,6 +99,8 @@ def _gradient(judged: Judged) -> State:
             "untested",
             f"{unseen:,} parameters were not looked at: their optimizer steps elsewhere, or other modules",
         )
+    if judged.past_outputs:
+        return "untested", judged.past_outputs
     if judged.factor is not None and judged.tokens is None:
         return "untested", (
             f"after backward everything was multiplied by {judged.factor:.4g}; without tokens to read, nobody can say "
@@ -175,7 +182,7 @@ def _replicas(judged: Judged) -> State:
 
 def weighs(judged: Judged, total: float) -> bool:
     """All tokens together."""
-    if judged.tokens is None or judged.weighting is None:
+    if judged.tokens is None or judged.weighting is None or not judged.explained:
         return False
     return abs(judged.tokens.total / total - 1) <= 2 * judged.weighting[0].tolerance
 
