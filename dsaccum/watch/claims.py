@@ -134,6 +134,11 @@ def _clipping(judged: Judged) -> State:
     inside = clips_inside(judged)
     if inside:
         return "fail", f"clipped after micro-step {inside[0].after} of {judged.window.micro_steps}, too"
+    if stale := judged.window.ranks[0].stale_clipped:
+        return "fail", (
+            f"the norm that was clipped by holds the gradients of all windows so far of {stale[0]}, which no optimizer "
+            "has, and nobody cleared"
+        )
     if judged.saw is None:
         return "untested", "the optimizer leaves no trace of the gradient that it got"
     if judged.saw.passed:

@@ -105,6 +105,7 @@ class RankWindow:
         step: with snapshots on the first rank.
         coefficients: what the script's clipping at the end was due to multiply each tensor by; None with an engine.
         after_clipping: what the script multiplied the gradient by after that.
+        stale_clipped: parameters of no optimizer whose gradient was left over, and was in the norm that was clipped.
         scaled: a ``GradScaler`` called the optimizer.
         changed: the first micro-step that ran with other parameters than the first one, and one of them.
         left_over: parameters that held a gradient when the window's first backward began.
@@ -136,6 +137,7 @@ class RankWindow:
     step: OptimizerStep | None = None
     coefficients: dict[str, float] | None = None
     after_clipping: float = 1.0
+    stale_clipped: list[str] = field(default_factory=list)
     scaled: bool = False
     changed: tuple[int, str] | None = None
     left_over: list[str] = field(default_factory=list)
