@@ -6,6 +6,7 @@ from typing import Any
 
 from dsaccum.report.figures import counted
 from dsaccum.watch.communication import judge_communication
+from dsaccum.watch.hand_clipping import clipped_by_hand
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import judge_memory
 from dsaccum.watch.rows_fed import FedTwice, fed_twice, rows_text
@@ -54,6 +55,8 @@ def _weighting(judged: Judged) -> State:
         return "untested", NO_WEIGHTS
     for rank, check in enumerate(judged.weighting):
         if check.max_error is not None and not check.weights_right:
+            if by_hand := clipped_by_hand(judged):
+                return "untested", by_hand
             total = f"the window's tokens weigh {tokens.total:.4g} in all, where 1 is due"
             even = abs(tokens.total - 1) <= check.tolerance
             spread = f"a token weighs {tokens.smallest:.3g} to {tokens.largest:.3g}, where {tokens.expected:.3g} is due"
