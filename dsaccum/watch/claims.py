@@ -6,12 +6,14 @@ from typing import Any
 
 from dsaccum.report.figures import counted
 from dsaccum.watch.communication import judge_communication
+from dsaccum.watch.hand_clipping import clipped_by_hand
 from dsaccum.watch.judge import Judged
 from dsaccum.watch.memory import judge_memory
 from dsaccum.watch.rows_fed import FedTwice, fed_twice, rows_text
 from dsaccum.watch.z_loss import z_fault
 
 State = tuple[str, str | None]
+NO_WEIGHTS = "no weights of the micro-batches account for the gradient, so tokens have none"
 
 
 def claims_of(judged: Judged) -> dict[str, State]:
@@ -49,15 +51,37 @@ def _weighting(judged: Judged) -> State:
         return "untested", (
             f"tokens of one micro-batch weigh differently (micro-step {k}, rank {r}): the loss itself weights them"
         )
+    if not judged.explained:
+        return "untested", NO_WEIGHTS
     for rank, check in enumerate(judged.weighting):
         if check.max_error is not None and not check.weights_right:
+            if by_hand := clipped_by_hand(judged):
+                return "untested", by_hand
             total = f"the window's tokens weigh {tokens.total:.4g} in all, where 1 is due"
             even = abs(tokens.total - 1) <= check.tolerance
             spread = f"a token weighs {tokens.smallest:.3g} to {tokens.largest:.3g}, where {tokens.expected:.3g} is due"
             return "fail", f"rank {rank}: " + (spread if even else total)
         if check.max_error is None:
             return "untested", check.recovered.reason
-    return z_fault(tokens.z) or ("pass", None)
+    return z_fault(tokens.z) or _not_by_tokens(judged) or ("pass", None)
+
+
+def _not_by_tokens(judged: Judged) -> State | None:
+    """Tokens that weigh what is due don't make one batch of what does not come from tokens."""
+    ranks = judged.window.ranks
+    if judged.past_outputs:
+        return "untested", judged.past_outputs
+    if name := next((rank.own_statistics for rank in ranks if rank.own_statistics), None):
+        return "untested", f"{name} normalises each micro-batch by its own statistics, which are not the whole batch's"
+    share, k, r = max(
+        ((share, k, rank.rank) for rank in ranks for k, share in enumerate(rank.beside, start=1)), default=(0.0, 0, 0)
+    )
+    if not share:
+        return None
+    return "untested", (
+        f"{share:.2g} of the gradient comes from another term of the loss than the tokens' (micro-step {k}, rank {r}): "
+        "whether that one is divided as it should be, nobody can say"
+    )
 
 
 def _gradient(judged: Judged) -> State:
@@ -78,6 +102,8 @@ def _gradient(judged: Judged) -> State:
             "untested",
             f"{unseen:,} parameters were not looked at: their optimizer steps elsewhere, or other modules",
         )
+    if judged.past_outputs:
+        return "untested", judged.past_outputs
     if judged.factor is not None and judged.tokens is None:
         return "untested", (
             f"after backward everything was multiplied by {judged.factor:.4g}; without tokens to read, nobody can say "
@@ -119,6 +145,11 @@ def _clipping(judged: Judged) -> State:
     inside = clips_inside(judged)
     if inside:
         return "fail", f"clipped after micro-step {inside[0].after} of {judged.window.micro_steps}, too"
+    if stale := judged.window.ranks[0].stale_clipped:
+        return "fail", (
+            f"the norm that was clipped by holds the gradients of all windows so far of {stale[0]}, which no optimizer "
+            "has, and nobody cleared"
+        )
     if judged.saw is None:
         return "untested", "the optimizer leaves no trace of the gradient that it got"
     if judged.saw.passed:
@@ -167,7 +198,7 @@ def _replicas(judged: Judged) -> State:
 
 def weighs(judged: Judged, total: float) -> bool:
     """All tokens together."""
-    if judged.tokens is None or judged.weighting is None:
+    if judged.tokens is None or judged.weighting is None or not judged.explained:
         return False
     return abs(judged.tokens.total / total - 1) <= 2 * judged.weighting[0].tolerance
 

@@ -52,6 +52,7 @@ class Judged:
         update_reason: why that is not told.
         count_offset: what Adam's count is ahead by, where that explains a wrong update.
         vectors: each rank's gradient.
+        past_outputs: what the micro-batches' gradients were taken to hold beside what came through the outputs.
     """
 
     window: WatchedWindow
@@ -72,6 +73,12 @@ class Judged:
     count_offset: int | None
     case: Any
     vectors: list[Vectors] = field(default_factory=list)
+    past_outputs: str | None = None
+
+    @property
+    def explained(self) -> bool:
+        """Some weights account for every rank's gradient: only then do tokens have any."""
+        return all(check.explained for check in self.weighting or self.way)
 
     @property
     def facts(self) -> RunFacts:
@@ -79,7 +86,7 @@ class Judged:
         return self.window.facts
 
 
-def judge(window: WatchedWindow) -> Judged:
+def judge_as_run(window: WatchedWindow) -> Judged:
     """Compare.
 
     Raises:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dsaccum.watch.beside_tokens import share_beside
 from dsaccum.watch.module_copy import Skeleton, set_buffers, set_modes
 from dsaccum.watch.outputs import converted, leaves
 from dsaccum.watch.recording import Forward, RandomState, norm_of
@@ -37,12 +39,14 @@ class Recomputed:
         columns: each micro-step's gradient in the run's own precision, sketched.
         truths: the same in float64.
         tokens: what its logits' gradients say; None where there are no logits.
+        beside: the share of each micro-step's gradient that does not come from the tokens; 0 within rounding.
         truth: what the second computation ran in.
     """
 
     columns: list[dict[str, Tensor]]
     truths: list[dict[str, Tensor]]
     tokens: list[TokenReading | None]
+    beside: list[float]
     truth: str
 
 
@@ -69,14 +73,15 @@ def recompute(
     """
     with _undisturbed(live):
         own = _Copy(skeleton, values, trained, None)
-        columns, tokens = [], []
+        columns, tokens, beside = [], [], []
         for forwards in micro_steps:
             gradient, readings = own.gradient(forwards, tokens=True)
             columns.append(sketch(gradient))
             tokens.append(TokenReading.together(readings))
+            beside.append(own.beside(forwards, gradient))
         del own
         truths, truth = _truths(skeleton, values, trained, micro_steps, sketch)
-    return Recomputed(columns, truths or columns, tokens, truth)
+    return Recomputed(columns, truths or columns, tokens, beside, truth)
 
 
 def _truths(
@@ -107,18 +112,43 @@ class _Copy:
         self._device = device
         self._skeleton, self._values, self._trained = skeleton, values, trained
         self._module: nn.Module | None = None
+        self._at_tokens: dict[int, tuple[str, Tensor]] = {}
 
     def gradient(self, forwards: Sequence[Forward], *, tokens: bool) -> tuple[dict[str, Tensor], list[TokenReading]]:
         """Sum over the forwards of one micro-step."""
         module = self._on(_device_of(forwards))
         module.zero_grad(set_to_none=True)
+        self._at_tokens = {}
         readings = []
         for forward in forwards:
             found = self._one(module, forward, tokens=tokens)
             if found is not None:
                 readings.append(found)
-        gradient = {name: dense(p.grad.detach()) for name, p in module.named_parameters() if p.grad is not None}
-        return gradient, readings
+        return _gradients(module), readings
+
+    def beside(self, forwards: Sequence[Forward], whole: Mapping[str, Tensor]) -> float:
+        """The share of a micro-step's gradient that other terms of the loss give than the tokens'; 0 within rounding.
+
+        From ``gradient`` with tokens, which comes first. The same again, from what arrived at the logits alone.
+        """
+        through = [self._at_tokens.get(id(forward)) for forward in forwards]
+        if not self._at_tokens or all(
+            at and {at[0]} == set(f.arrived) for f, at in zip(forwards, through, strict=True)
+        ):
+            return 0.0
+        module = self._on(_device_of(forwards))
+        module.zero_grad(set_to_none=True)
+        for forward, at in zip(forwards, through, strict=True):
+            if at is not None:
+                self._from_tokens(module, forward, *at)
+        return share_beside(whole, _gradients(module))
+
+    def _from_tokens(self, module: nn.Module, forward: Forward, path: str, gradient: Tensor) -> None:
+        found = leaves(self._output(module, forward))
+        for other in forward.passed.keys() - {path}:  # an engine's own hooks there, on the way to the parameters
+            if (factor := forward.factor_at(other)) != 1.0 and other in found:
+                found[other].register_hook(partial(torch.mul, factor))
+        found[path].backward(gradient)
 
     def _callable(self, module: nn.Module) -> nn.Module:
         """What ``torch.compile`` wraps, where nothing is to round as it does: it would be compiled for float64 anew."""
@@ -130,7 +160,8 @@ class _Copy:
             self._module = self._skeleton.filled(self._values, self._trained, self._dtype, device)
         return self._module
 
-    def _one(self, module: nn.Module, forward: Forward, *, tokens: bool) -> TokenReading | None:
+    def _output(self, module: nn.Module, forward: Forward) -> Any:
+        """Of the forward, once more."""
         set_modes(module, forward.modes)
         set_buffers(module, forward.buffers, self._dtype)
         forward.random.restore()
@@ -138,8 +169,10 @@ class _Copy:
         enabled = cast.enabled and self._dtype is None
         arguments, keywords = converted(forward.arguments, self._dtype), converted(forward.keywords, self._dtype)
         with torch.enable_grad(), torch.autocast(cast.device, dtype=cast.dtype, enabled=enabled, cache_enabled=False):
-            output = self._callable(module)(*arguments, **keywords)
-        found = leaves(output)
+            return self._callable(module)(*arguments, **keywords)
+
+    def _one(self, module: nn.Module, forward: Forward, *, tokens: bool) -> TokenReading | None:
+        found = leaves(self._output(module, forward))
         if missing := forward.gradients.keys() - found.keys():
             raise NotRepeatable(f"a second forward gives no {sorted(missing)[0] or 'tensor with a gradient'}")
         if self._dtype is None:
@@ -156,9 +189,14 @@ class _Copy:
         if by_token is None or not arrived:
             return None
         path, values = by_token
+        self._at_tokens[id(forward)] = (path, arrived[0])
         if _last(path) == NAME:
             return read_log_probs(values.detach(), arrived[0], forward.keywords)
         return read_tokens(values.detach(), arrived[0], forward.keywords, forward.arguments)
+
+
+def _gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: dense(p.grad.detach()) for name, p in module.named_parameters() if p.grad is not None}
 
 
 def _check_repeats(forward: Forward, found: Mapping[str, Tensor]) -> None:

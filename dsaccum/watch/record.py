@@ -23,7 +23,7 @@ from dsaccum.verification.records.watch import (
     WatchedRecord,
     WindowRecord,
 )
-from dsaccum.watch.claims import rows_twice
+from dsaccum.watch.claims import NO_WEIGHTS, rows_twice
 from dsaccum.watch.communication import communication_notes, communication_record
 from dsaccum.watch.diagnosis import Finding
 from dsaccum.watch.judge import Judged
@@ -96,6 +96,8 @@ def _tokens(judged: Judged) -> TokenWeightsRecord:
     tokens = judged.tokens
     if tokens is None:
         return TokenWeightsRecord(reason=judged.unreadable)
+    if not judged.explained:
+        return TokenWeightsRecord(reason=NO_WEIGHTS, targets=tokens.due, loss=tokens.kind)
     return TokenWeightsRecord(
         sum=tokens.total,
         minimum=tokens.smallest,

@@ -7,6 +7,7 @@ divide by N a second time where logits lead to the loss, and copies of logits le
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import weakref
@@ -114,10 +115,11 @@ class Forward:
 
     def engine_factor(self) -> float:
         """What the engine's own hooks at the outputs multiplied by, along the way from a loss to the parameters."""
-        factor = 1.0
-        for path, norm in self.passed.items():
-            factor *= norm / self.arrived[path] if self.arrived.get(path) else 1.0
-        return factor
+        return math.prod(map(self.factor_at, self.passed))
+
+    def factor_at(self, path: str) -> float:
+        """Likewise, at one of them."""
+        return self.passed[path] / self.arrived[path] if self.arrived.get(path) else 1.0
 
 
 class Recorder:

@@ -16,7 +16,7 @@ from dsaccum.verification.records.hardware import hardware
 from dsaccum.verification.records.watch import WatchedRecord, WatchRecord, WindowRecord, worst
 from dsaccum.watch.attachment import Attachment
 from dsaccum.watch.desk import DEFAULT_WINDOW, Desk
-from dsaccum.watch.judge import judge
+from dsaccum.watch.past_outputs import judge
 from dsaccum.watch.record import describe_subject, describe_window
 from dsaccum.watch.window import WatchedWindow
 

@@ -16,13 +16,15 @@ from dsaccum.instruments.optimizer_saw import SeenGradient, optimizer_saw
 from dsaccum.instruments.replicas import checksum
 from dsaccum.verification.comparison.sketch import GradientSketch
 from dsaccum.verification.subject.capture import OptimizerStep
+from dsaccum.watch.beside_tokens import statistics_in
 from dsaccum.watch.clipping import ClipListener
 from dsaccum.watch.desk import Desk
 from dsaccum.watch.measuring import Measured, WindowMeasures
 from dsaccum.watch.module_copy import Skeleton
+from dsaccum.watch.not_judged import refuse_micro_steps, refuse_step, refuse_steps_aside
 from dsaccum.watch.outputs import tensors_in
 from dsaccum.watch.ranks import all_agree, decline, gathered, world_of
-from dsaccum.watch.recompute import NotRepeatable, recompute
+from dsaccum.watch.recompute import recompute
 from dsaccum.watch.recording import Forward, Recorder
 from dsaccum.watch.rows_fed import RowPrints, prints_of
 from dsaccum.watch.schedule import RateLog
@@ -193,7 +195,7 @@ class Watching:
         assert recorder is not None
         rank, size = world_of(self.group)
         try:
-            _refuse_what_is_not_finite(observed)
+            refuse_step(observed)
             own = self._rank_window(recorder, observed, values, rank, size, extra)
         except Exception as error:
             if self.desk.verbose:
@@ -228,10 +230,13 @@ class Watching:
         elements = sum(shape.numel() for shape in shapes.values())
         fits = (2 * len(micro_steps) + 2) * size * elements * 8 <= WHOLE_BYTES
         sketch = GradientSketch(shapes, whole_limit=elements if fits else 0)
+        inputs = [_inputs(forwards) for forwards in micro_steps]
+        refuse_steps_aside(recorder.changed, inputs)
         if recorder.changed is not None:  # it is this that is told, and not that outputs differ for it
             for forward in recorder.forwards:
                 forward.norms = {}
         again = recompute(self.skeleton, self.module, values, trained, micro_steps, sketch)
+        refuse_micro_steps(again.columns)
         gradient = {
             name: tensor.double() / observed.loss_scale
             for name, tensor in observed.gradients.items()
@@ -243,9 +248,11 @@ class Watching:
             truths=again.truths,
             truth=again.truth,
             tokens=again.tokens,
+            beside=again.beside,
+            own_statistics=statistics_in(self.module, micro_steps, size),
             seeds=[_seed(forwards) for forwards in micro_steps],
             gradient=sketch(gradient),
-            inputs=[_inputs(forwards) for forwards in micro_steps],
+            inputs=inputs,
             row_prints=[_row_prints(forwards) for forwards in micro_steps],
             rows=[_rows(forwards) for forwards in micro_steps],
             shapes=[tuple(tuple(t.shape) for t in _given(forwards)) for forwards in micro_steps],
@@ -277,18 +284,6 @@ class Watching:
             after=observed.after,
             saw=self.saw(observed),
         )
-
-
-def _refuse_what_is_not_finite(observed: ObservedStep) -> None:
-    """After inf or NaN nothing can be compared.
-
-    Raises:
-        NotRepeatable: it is so.
-    """
-    found = [g for g in observed.gradients.values() if g is not None and not bool(torch.isfinite(g).all())]
-    if found or not observed.applied:
-        skipped = "" if observed.applied else ", and the engine skipped the step"
-        raise NotRepeatable(f"the gradient is not finite{skipped}; look at another window")
 
 
 def _given(forwards: Sequence[Forward]) -> list[Tensor]:

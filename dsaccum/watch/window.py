@@ -85,6 +85,8 @@ class RankWindow:
         truths: the same in float64.
         truth: what they were computed in.
         tokens: read off the logits; None where there are none.
+        beside: the share of each micro-step's gradient that comes from other terms of the loss than its tokens.
+        own_statistics: a part that normalises each micro-batch by itself; None where there is none.
         seeds: the gradient that arrived at the loss that the model returned; None where it returned none.
         engine: what the engine multiplied by between the script's loss and the module's outputs.
         gradient: what the optimizer was about to get, sketched.
@@ -103,6 +105,7 @@ class RankWindow:
         step: with snapshots on the first rank.
         coefficients: what the script's clipping at the end was due to multiply each tensor by; None with an engine.
         after_clipping: what the script multiplied the gradient by after that.
+        stale_clipped: parameters of no optimizer whose gradient was left over, and was in the norm that was clipped.
         scaled: a ``GradScaler`` called the optimizer.
         changed: the first micro-step that ran with other parameters than the first one, and one of them.
         rates: of each parameter group, as each micro-step's first forward found them.
@@ -115,6 +118,8 @@ class RankWindow:
     truths: list[Vectors] = field(default_factory=list)
     truth: str = "float64"
     tokens: list[TokenReading | None] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    own_statistics: str | None = None
     seeds: list[float | None] = field(default_factory=list)
     engine: list[float] = field(default_factory=list)
     gradient: Vectors = field(default_factory=dict)
@@ -133,6 +138,7 @@ class RankWindow:
     step: OptimizerStep | None = None
     coefficients: dict[str, float] | None = None
     after_clipping: float = 1.0
+    stale_clipped: list[str] = field(default_factory=list)
     scaled: bool = False
     changed: tuple[int, str] | None = None
     rates: list[tuple[float, ...]] = field(default_factory=list)

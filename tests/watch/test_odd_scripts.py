@@ -151,6 +151,46 @@ def not_a_number() -> nn.Module:
     return train(Model(), loss=lambda logits, labels: cross_entropy(logits, labels) * float("nan"))
 
 
+def not_a_number_put_away() -> nn.Module:
+    """Of one micro-step, in the window."""
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, (x, labels) in enumerate(micro_batches(4 * 4)):
+        (cross_entropy(model(x), labels) * (float("nan") if number == 9 else 0.25)).backward()
+        if number % 4 == 3:
+            for parameter in model.parameters():
+                parameter.grad.nan_to_num_()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def sharpness_aware(accumulated: int = 1) -> nn.Module:
+    """Each batch twice: the second time from where the first gradient leads up."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = micro_batches(accumulated * 4)
+    for start in range(0, len(batches), accumulated):
+        moves: list[Tensor] = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            for x, labels in batches[start : start + accumulated]:
+                (cross_entropy(model(x), labels) / accumulated).backward()
+            with torch.no_grad():
+                for number, parameter in enumerate(model.parameters()):
+                    if len(moves) <= number:
+                        moves.append(0.1 * parameter.grad)
+                        parameter += moves[number]
+                    else:
+                        parameter -= moves[number]
+        optimizer.step()
+    return model
+
+
+def sharpness_aware_of_three() -> nn.Module:
+    return sharpness_aware(3)
+
+
 def closure() -> nn.Module:
     model = Model()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
@@ -270,6 +310,9 @@ SAID = [
     (iterator_argument, "can be gone through only once"),
     (gradient_penalty, "a gradient is differentiated again"),
     (not_a_number, "the gradient is not finite"),
+    (not_a_number_put_away, "the gradient of micro-step 2 is not finite"),
+    (sharpness_aware, "came a second time after embed.weight had been moved"),
+    (sharpness_aware_of_three, "came a second time after embed.weight had been moved"),
     (closure, "in a closure"),
     (locked, "can't be copied"),
     (complex_numbers, "complex numbers"),

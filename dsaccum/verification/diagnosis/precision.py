@@ -58,7 +58,7 @@ def low_precision_causes(evidence: CaseEvidence, steps: list[StepEvidence]) -> l
     for step in steps:
         exact = _sums(step, case.batch.world_size, torch.float32, "in accumulation")
         loss = min(_left_over(step, due) for due in exact)
-        if loss > MOST_LOST:
+        if not loss <= MOST_LOST:  # nor where it is no number
             return []
         unexplained = {
             (place, name): min(_left_over(step, due) for due in _sums(step, case.batch.world_size, dtype, place))
@@ -66,7 +66,7 @@ def low_precision_causes(evidence: CaseEvidence, steps: list[StepEvidence]) -> l
             for name, dtype in LOWER.items()
         }
         where, lower = least = min(unexplained, key=unexplained.__getitem__)
-        if unexplained[least] > EXPLAINED * loss or (shown and shown["where"] != where):
+        if not unexplained[least] <= EXPLAINED * loss or (shown and shown["where"] != where):
             return []
         shown = shown or {
             "step": step.step,

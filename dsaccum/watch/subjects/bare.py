@@ -16,8 +16,9 @@ from dsaccum.watch.fsdp import class_name, group_of
 from dsaccum.watch.module_copy import Skeleton
 from dsaccum.watch.operations import aside
 from dsaccum.watch.subjects.end_clipping import EndClipping
-from dsaccum.watch.subjects.members import Member, saw_together, together
+from dsaccum.watch.subjects.members import Member, elements_of, saw_together, together, updates_before
 from dsaccum.watch.subjects.plain import PlainAdapter
+from dsaccum.watch.subjects.unowned import note_of, unowned
 from dsaccum.watch.watching import DTYPE_NAMES, Watching
 from dsaccum.watch.window import RunFacts
 
@@ -89,7 +90,7 @@ class BareWatching(Watching):
             return False
         taken = {id(p) for member in self._members for p in member.adapter.stepped.values()}
         if own & taken or self._passes or self.micro_steps:
-            self._aside[id(optimizer)] = _elements(optimizer)
+            self._aside[id(optimizer)] = elements_of(optimizer)
             return False
         self._members.append(Member(self.module, optimizer, self._backward))
         return True
@@ -139,7 +140,7 @@ class BareWatching(Watching):
         for member in missing:
             member.leave()
             self._members.remove(member)
-            self._aside[id(member.optimizer)] = _elements(member.optimizer)
+            self._aside[id(member.optimizer)] = elements_of(member.optimizer)
         if self._reading:
             self._reading = False
             self.over = True
@@ -208,11 +209,19 @@ class BareWatching(Watching):
                 if first:
                     self.clips = [clip.with_whole_norm() for clip in self.clips]
                     self._scaled = scaler_steps()
+                    self._look_for_unowned()
                     self._values = {name: value.clone() for name, value in member.adapter.values().items()}
                 member.before_step(self._clipping, self.micro_steps)
         except Exception as error:
             self._reading = False
             self.fail(error)
+
+    def _look_for_unowned(self) -> None:
+        """Where other optimizers step this module, too, parameters that none of these has may be theirs."""
+        others = self._alternates or self._aside
+        self._unowned = [] if others else unowned(self.module, self._members)
+        left_over = [name for name in self._unowned if self.recorder and name in self.recorder.left_over]
+        self._stale_clipped = self._clipping.acted_on(left_over, self.micro_steps)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """It has run."""
@@ -257,6 +266,8 @@ class BareWatching(Watching):
             "after_clipping": next((each.factor for each in read if each.factor != 1.0), 1.0),
             "scaled": self._scaled,
             "not_looked_at": self.not_looked_at,
+            "stale_clipped": self._stale_clipped,
+            "notes": note_of(self._unowned),
         }
         self.finish(observed, self._facts(observed), self._values, extra)
         for member in self._members:
@@ -291,16 +302,5 @@ class BareWatching(Watching):
             window=self.steps + 1,
             engine=self.number,
             earlier_windows=tuple(self.earlier),
-            updates_before=_count(observed, self.steps),
+            updates_before=updates_before(observed, self.steps),
         )
-
-
-def _elements(optimizer: torch.optim.Optimizer) -> int:
-    return sum(p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
-
-
-def _count(observed: ObservedStep, steps: int) -> int:
-    """Updates before, as the optimizer itself counts; where it doesn't, those that were seen."""
-    assert observed.before is not None
-    counts = [int(state["step"]) for state in observed.before.states.values() if "step" in state]
-    return max(counts, default=steps)

@@ -14,7 +14,7 @@ The norm, the limit over it, and their product with U round once or twice each: 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +86,13 @@ class EndClipping:
     def limit(self, micro_steps: int) -> float:
         """The last call's, if it came at the end; else 0."""
         return self._calls[-1].limit if self._calls and micro_steps == self._after else 0.0
+
+    def acted_on(self, names: Sequence[str], micro_steps: int) -> list[str]:
+        """Those of them that were in the norm of a call at the end that changed the gradient."""
+        if micro_steps != self._after:
+            return []
+        acted = [call.names for call in self._calls if float(whole(call.norm)) > call.limit]
+        return [name for name in names if any(name in each for each in acted)]
 
     def unclipped(self, current: dict[str, Tensor | None], micro_steps: int) -> Unclipped:
         """The gradient before clipping; all ranks call this together.

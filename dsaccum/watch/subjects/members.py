@@ -80,6 +80,18 @@ def saw_together(observed: list[ObservedStep]) -> dict[str, SeenGradient] | None
     return whole
 
 
+def elements_of(optimizer: torch.optim.Optimizer) -> int:
+    """That it trains."""
+    return sum(p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+
+
+def updates_before(observed: ObservedStep, steps: int) -> int:
+    """Updates before, as the optimizer itself counts; where it doesn't, those that were seen."""
+    assert observed.before is not None
+    counts = [int(state["step"]) for state in observed.before.states.values() if "step" in state]
+    return max(counts, default=steps)
+
+
 def _joined(snapshots: Iterable[Snapshot | None]) -> Snapshot:
     parts = [each for each in snapshots if each is not None]
     masters: dict[str, Tensor] = {}
