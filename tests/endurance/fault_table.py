@@ -44,7 +44,7 @@ class Row:
 
     Attributes:
         name: of the fault.
-        seconds: from the fault to the end of the last process; from the start, where it is there from the start.
+        seconds: from the fault to the end of the last process; where it is there from the start, from our line.
         code: of the launcher.
         message: our line, or what stands in the metrics.
         processes, segments: that were left, of this run.
@@ -68,7 +68,7 @@ class Ended:
 
     code: int
     said: str
-    started: float
+    told: float
     ended: float
     left: int
     segments: int
@@ -83,13 +83,15 @@ def run_to_its_end(
     command: list[str], cwd: Path, env: dict[str, str], beside: Callable[[], None] = lambda: None
 ) -> Ended:
     """Until the last process of the family has ended, or ``LIMIT_S``; what is left is counted, then killed."""
-    before, log, started = _segments(), cwd / f"{time.time_ns()}.log", time.time()
+    before, log, started, told = _segments(), cwd / f"{time.time_ns()}.log", time.time(), 0.0
     family: dict[int, psutil.Process] = {}
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=subprocess.STDOUT, text=True)
         leader = psutil.Process(process.pid)
         while process.poll() is None and time.time() - started < LIMIT_S:
             beside()
+            if not told and "\nerror: " in log.read_text():
+                told = time.time()
             try:
                 family |= {each.pid: each for each in leader.children(recursive=True)}
             except psutil.Error:
@@ -106,7 +108,7 @@ def run_to_its_end(
         left.append(leader)
     mine = {str(pid) for pid in (*family, process.pid)}
     stayed = [name for name in _segments() - before if any(pid in name for pid in mine)]
-    return Ended(code, log.read_text(), started, ended, len(left), len(stayed))
+    return Ended(code, log.read_text(), told or ended, ended, len(left), len(stayed))
 
 
 def by_hand(cwd: Path, flags_of_ranks: list[list[str]]) -> Ended:
@@ -242,7 +244,7 @@ def unequal_data(bench: Bench) -> Row:
     own = ["--output-dir", "run", "--set", "data.source=files", "--set"]
     ended = by_hand(folder, [[*own, f"data.files=[{each}]"] for each in (file, other)])
     nothing = "nothing to continue" if not (folder / "run").exists() else "it has made a directory"
-    return bench.row("unequal data on ranks", ended, ended.ended - ended.started, ended.error, nothing)
+    return bench.row("unequal data on ranks", ended, ended.ended - ended.told, ended.error, nothing)
 
 
 def a_stale_lock(bench: Bench) -> Row:
@@ -254,7 +256,7 @@ def a_stale_lock(bench: Bench) -> Row:
     run = bench.folder / "lock"
     ended = bench.train(run, TORCH_EXTENSIONS_DIR=str(extensions))
     goes_on = ", ".join(differences(bench.whole(), run)) or "exact" if ended.code == 0 else ended.error
-    return bench.row("a stale extension lock", ended, ended.ended - ended.started, ended.error or "none", goes_on)
+    return bench.row("a stale extension lock", ended, 0.0, ended.error or "none", goes_on)
 
 
 def a_port_in_use(bench: Bench) -> Row:
@@ -265,7 +267,7 @@ def a_port_in_use(bench: Bench) -> Row:
         run = bench.folder / "port"
         ended = bench.train(run, port=taken.getsockname()[1])
     nothing = "nothing to continue" if not run.exists() else "it has made a directory"
-    return bench.row("a port in use", ended, ended.ended - ended.started, ended.error, nothing)
+    return bench.row("a port in use", ended, ended.ended - ended.told, ended.error, nothing)
 
 
 FAULTS: dict[str, Callable[[Bench], Row]] = {

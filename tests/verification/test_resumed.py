@@ -24,7 +24,8 @@ from dsaccum.verification.records.record import VerifyRecord
 from dsaccum.verification.resumed.arguments import ResumeArguments
 from dsaccum.verification.resumed.verify import verify_resumed
 from dsaccum.verification.subject.faults import OF_RESUMPTION
-from tests.endurance.running import STEPS, train
+from tests.endurance.running import FLAGS, STEPS, train
+from tests.training.launching import REPOSITORY, run_train
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(1200)]
 Begun = Callable[[int, int], Path]
@@ -71,6 +72,21 @@ def test_any_split_of_the_same_batch_goes_on(
     assert record.trajectory.max is not None
     assert record.trajectory.bound is not None
     assert record.trajectory.max <= record.trajectory.bound
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_low_precision_goes_on_from_its_fp32_weights(rank_pool: RankPools, tmp_path: Path, stage: int) -> None:
+    config = json.loads((REPOSITORY / "ds_configs/bf16_accum4.json").read_text())
+    if stage == 0:
+        config["zero_optimization"]["stage"] = 0
+        del config["data_types"]  # at ZeRO 0 bf16 accumulates in bf16
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    ended = run_train(*FLAGS, "--output-dir", "run", cwd=tmp_path, deepspeed=tmp_path / "ds.json")
+    assert ended.code == 0, ended.said
+    record = verify(rank_pool, tmp_path / "run", 1, 8)
+    assert (record.verdict, record.precision) == ("equivalent", "bf16"), record.reasons
+    assert record.resumed is not None
+    assert record.resumed.differing == {}
 
 
 @pytest.mark.parametrize("stage", [0, 1])
