@@ -101,7 +101,10 @@ def open_run(
         record = {**record, "continued": continuation.continued}
     for line in [*engine.remedies, f"run             {inputs.experiment.name} -> {directory.path}"]:
         console.note(line)
-    journal = Journal(directory, record, console, engine.write_events, is_first=ranks.is_first, metrics_bytes=kept)
+    first, before = ranks.is_first, continuation.metrics if continuation is not None else ()
+    journal = Journal(
+        directory, record, console, engine.write_events, is_first=first, before=before, metrics_bytes=kept
+    )
     return Run(directory, journal, origin, checkpoint, lock)
 
 

@@ -14,6 +14,7 @@ from dsaccum.training.checkpoints.loading import choose_checkpoint
 from dsaccum.training.checkpoints.manifest import Counters, Split, StreamOrigin
 from dsaccum.training.checkpoints.shelf import Checkpoint, Shelf
 from dsaccum.training.inputs import Inputs
+from dsaccum.training.metrics import StepMetrics, read_metrics
 from dsaccum.training.run_directory import RunDirectory
 from dsaccum.training.start import Start, check_same_experiment
 
@@ -26,6 +27,7 @@ class Continuation:
         directory: of the run.
         checkpoint: None where the run ended before its first: it begins again, in the same directory.
         origin: of the coming windows in the stream.
+        metrics: rank 0's, of the steps that were done.
         continued: what ``run.json`` says of all times that the run was continued.
         lock: rank 0's, which keeps other runs out.
     """
@@ -33,6 +35,7 @@ class Continuation:
     directory: RunDirectory
     checkpoint: Checkpoint | None
     origin: StreamOrigin
+    metrics: tuple[StepMetrics, ...]
     continued: list[dict[str, Any]]
     lock: BinaryIO | None
 
@@ -67,6 +70,7 @@ def agree_on_continuation(
     if start.directory is None:
         return None
     checkpoint = choose_checkpoint(Shelf(start.directory.checkpoints), ranks, note, moved)
+    metrics = _agree_on_metrics(start, checkpoint, ranks)
     origin = _origin(inputs, checkpoint)
     continued = list(start.record.get("continued", []))
     if checkpoint is not None:
@@ -75,7 +79,7 @@ def agree_on_continuation(
         continued.append(_entry(checkpoint, record))
     else:
         note(f"continued       {start.directory.path} has no checkpoint yet: from the beginning")
-    return Continuation(start.directory, checkpoint, origin, continued, lock)
+    return Continuation(start.directory, checkpoint, origin, metrics, continued, lock)
 
 
 def _agree_on_start(inputs: Inputs, ranks: Ranks, record: dict[str, Any]) -> tuple[Start, BinaryIO | None]:
@@ -92,6 +96,42 @@ def _agree_on_start(inputs: Inputs, ranks: Ranks, record: dict[str, Any]) -> tup
     if isinstance(answer[0], ConfigError):
         raise answer[0]
     return answer[0], lock
+
+
+def _agree_on_metrics(start: Start, checkpoint: Checkpoint | None, ranks: Ranks) -> tuple[StepMetrics, ...]:
+    """Rank 0 reads what was written down; all learn what is wrong with it."""
+    answer: list[ConfigError | None] = [None]
+    steps: tuple[StepMetrics, ...] = ()
+    if ranks.is_first:
+        try:
+            steps = _metrics_of_before(start, checkpoint)
+        except ConfigError as error:
+            answer = [error]
+    dist.broadcast_object_list(answer)
+    if answer[0] is not None:
+        raise answer[0]
+    return steps
+
+
+def _metrics_of_before(start: Start, checkpoint: Checkpoint | None) -> tuple[StepMetrics, ...]:
+    """Of a run whose checkpoints are gone nothing is overwritten."""
+    assert start.directory is not None
+    if checkpoint is None:
+        done = start.record.get("steps_done")
+        if done:
+            problem = f"its run has done {done} steps, and there is no checkpoint to continue it from"
+            fix = f"put {start.directory.checkpoints} back, or another --output-dir"
+            raise ConfigError(problem, source=str(start.directory.path), fix=fix)
+        return ()
+    path = start.directory.metrics
+    try:
+        steps = read_metrics(path, checkpoint.manifest.metrics_bytes)
+        if len(steps) != checkpoint.step:
+            raise ValueError(f"{len(steps)} lines, and {checkpoint.step} steps were done")
+    except (OSError, ValueError) as error:
+        problem = f"is not what it was when the checkpoint was made ({getattr(error, 'strerror', None) or error})"
+        raise ConfigError(problem, source=str(path), fix="put the file back, or another --output-dir") from error
+    return tuple(steps)
 
 
 def _check_steps(inputs: Inputs, start: Start, checkpoint: Checkpoint) -> None:

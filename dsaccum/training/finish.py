@@ -42,13 +42,18 @@ def held_out_loss(
 def save_model(module: nn.Module, state: dict[str, Tensor], tokenizer: Tokenizer, directory: Path) -> None:
     """Write weights (safetensors, tied ones once), config and tokenizer; ``from_pretrained(directory)`` loads them.
 
-    Written aside and then renamed, so that ``directory`` holds a whole model or doesn't exist.
+    Written aside and then renamed, so that ``directory`` holds a whole model or doesn't exist. The model of a run that
+    was continued past its end is replaced, and what one that was ended while it saved has left.
     """
     draft = directory.with_name(directory.name + ".partial")
+    if draft.exists():
+        shutil.rmtree(draft)
     draft.mkdir()
     try:
         _write_weights(module, state, draft)
         tokenizer.save(draft)
+        if directory.exists():
+            shutil.rmtree(directory)
         draft.rename(directory)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

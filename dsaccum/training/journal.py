@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsaccum.config.errors import ConfigError
 from dsaccum.training.console import ConsoleProgress
-from dsaccum.training.metrics import MetricsFile, StepMetrics, read_metrics
+from dsaccum.training.metrics import MetricsFile, StepMetrics
 from dsaccum.training.outcome import say
 from dsaccum.training.run_directory import RunDirectory
 
@@ -23,10 +22,8 @@ class Journal:
         console: what people see.
         monitor: writes (name, value, samples) to DeepSpeed's monitors.
         is_first: whether this is rank 0.
-        metrics_bytes: of ``metrics.jsonl``, as they were when the run was continued from a checkpoint.
-
-    Raises:
-        ConfigError: the metrics of before are not what they were.
+        before: the steps that were done when the run was continued from a checkpoint.
+        metrics_bytes: of ``metrics.jsonl`` that they take.
     """
 
     def __init__(
@@ -37,6 +34,7 @@ class Journal:
         monitor: MonitorWriter,
         *,
         is_first: bool,
+        before: Sequence[StepMetrics] = (),
         metrics_bytes: int = 0,
     ) -> None:
         self._directory, self._record, self._console, self._monitor = directory, record, console, monitor
@@ -44,8 +42,8 @@ class Journal:
         self.losses: list[float] = []
         """Of the steps that were applied, in order."""
         self.tokens, self.seconds = 0, 0.0
-        if is_first and metrics_bytes:
-            self._remember(_metrics_of_before(directory, metrics_bytes))
+        if before:
+            self._remember(before)
         self._metrics = MetricsFile(directory.metrics, metrics_bytes) if is_first else None
         self._write_status("running")
 
@@ -91,7 +89,7 @@ class Journal:
         except OSError as error:
             say(f"error: {self._directory.path} could not be told that the run failed: {error}")
 
-    def _remember(self, steps: list[StepMetrics]) -> None:
+    def _remember(self, steps: Sequence[StepMetrics]) -> None:
         self.losses = [step.loss for step in steps if step.loss is not None]
         self.tokens, self.seconds = steps[-1].tokens, sum(step.seconds for step in steps)
         self._console.go_on_from(steps[-1].step, self.tokens)
@@ -99,12 +97,3 @@ class Journal:
     def _write_status(self, status: str, **figures: Any) -> None:
         if self._is_first:
             self._directory.write_record({"status": status, **figures, **self._record})
-
-
-def _metrics_of_before(directory: RunDirectory, length: int) -> list[StepMetrics]:
-    try:
-        return read_metrics(directory.metrics, length)
-    except (OSError, ValueError, TypeError) as error:
-        problem = f"is not what it was when the checkpoint was made ({' '.join(str(error).split())})"
-        fix = "put the file back, or another --output-dir"
-        raise ConfigError(problem, source=str(directory.metrics), fix=fix) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 import time
 import traceback
@@ -32,6 +33,7 @@ def main(command_line: Sequence[str], default_experiment: Path, preflight: Prefl
     """
     started = time.perf_counter()
     _open_streams()
+    _let_signals_interrupt()
     let_idle_threads_sleep()
     ranks = Ranks.from_environment()
     joined = False
@@ -92,6 +94,12 @@ def _one_line(*, verbose: bool) -> Iterator[None]:
         reason = " ".join(str(error).split())
         problem = f"the input cannot be used ({type(error).__name__}: {reason})"
         raise ConfigError(problem, fix="look at the value named here; --verbose shows where it was read") from error
+
+
+def _let_signals_interrupt() -> None:
+    """Until the run listens to them, what schedulers send ends it as Ctrl-C does: with a line, and a code of ours."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _open_streams() -> None:

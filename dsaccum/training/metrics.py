@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -45,13 +47,23 @@ def read_metrics(path: Path, length: int) -> list[StepMetrics]:
 
     Raises:
         OSError: it cannot be read, or is shorter.
-        ValueError: these are no such lines.
+        ValueError: these are not the lines of steps 1, 2, ...
     """
     with path.open("rb") as file:
         content = file.read(length)
     if len(content) < length:
         raise OSError(errno.EIO, f"{len(content):,} bytes, and the checkpoint was made with {length:,}", str(path))
-    return [StepMetrics(**json.loads(line)) for line in content.splitlines()]
+    return [_read_line(number, line) for number, line in enumerate(content.splitlines(), start=1)]
+
+
+def _read_line(number: int, line: bytes) -> StepMetrics:
+    try:
+        metrics = TypeAdapter(StepMetrics).validate_json(line, strict=True)
+    except ValueError as error:
+        raise ValueError(f"line {number} is not one that a run writes") from error
+    if metrics.step != number:
+        raise ValueError(f"line {number} is of step {metrics.step}")
+    return metrics
 
 
 class MetricsFile:

@@ -19,13 +19,14 @@ from dsaccum.training.assembly import Run, build_engine, build_keeper, build_loo
 from dsaccum.training.checkpoints.keeping import CheckpointKeeper
 from dsaccum.training.checkpoints.manifest import Counters
 from dsaccum.training.console import ConsoleProgress
-from dsaccum.training.continuing import agree_on_continuation
+from dsaccum.training.continuing import Continuation, agree_on_continuation
 from dsaccum.training.failure import failures_named
 from dsaccum.training.identity import everything
 from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
 from dsaccum.training.outcome import ExitCode, Interrupted, RunFailed
 from dsaccum.training.preflight import Preflight
+from dsaccum.training.run_directory import RunDirectory
 from dsaccum.training.same_everywhere import check_same_everywhere
 from dsaccum.training.stop_request import StopRequest
 from dsaccum.training.watchdog import Watchdog
@@ -64,7 +65,7 @@ def execute(
             check_same_everywhere(everything(record), ranks)
             continuation = agree_on_continuation(inputs, ranks, record, console.note, watchdog.moved)
             record["preflight"] = None if preflight is None else preflight(inputs, ranks, watchdog, console.note)
-            _stop_if_asked(stop, ranks)
+            _stop_if_asked(inputs, ranks, stop, continuation, command)
             engine = build_engine(inputs, ranks, continuation)
             run = open_run(inputs, ranks, engine, console, record, continuation)
             journal = run.journal
@@ -100,11 +101,16 @@ def _reason(stop: StopRequest, ranks: Ranks) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-def _stop_if_asked(stop: StopRequest, ranks: Ranks) -> None:
+def _stop_if_asked(
+    inputs: Inputs, ranks: Ranks, stop: StopRequest, continuation: Continuation | None, command: list[str]
+) -> None:
     """On all ranks, if one of them was asked to before there was anything to save."""
     reason = _reason(stop, ranks)
-    if reason is not None:
+    if reason is None:
+        return
+    if continuation is None or continuation.checkpoint is None:
         raise RunFailed(f"stopped by {reason} before the first step; nothing was trained")
+    raise _interrupted(inputs, reason, continuation.counters, continuation.directory, command)
 
 
 def _interrupt(
@@ -122,8 +128,14 @@ def _interrupt(
         raise RunFailed(f"stopped by {reason} before the first step was done; nothing was trained")
     keeper.save_now(counters)
     run.journal.end("interrupted", steps_done=counters.step, reason=reason)
-    how = finish.continue_command(command, inputs.deepspeed.batch, run.directory.path)
-    raise Interrupted(
+    raise _interrupted(inputs, reason, counters, run.directory, command)
+
+
+def _interrupted(
+    inputs: Inputs, reason: str | None, counters: Counters, directory: RunDirectory, command: list[str]
+) -> Interrupted:
+    how = finish.continue_command(command, inputs.deepspeed.batch, directory.path)
+    return Interrupted(
         f"stopped by {reason} after step {counters.step} of {inputs.experiment.run.steps}, with a checkpoint; "
         f"to continue: {how}"
     )

@@ -49,9 +49,13 @@ class RunDirectory:
         """Keep other runs out until what is returned is closed, or this process ends, however it ends.
 
         Raises:
-            ConfigError: another one is at work in it.
+            ConfigError: another one is at work in it, or nothing may be written there.
         """
-        file = (self.path / LOCK).open("ab")
+        try:
+            file = (self.path / LOCK).open("ab")
+        except OSError as error:
+            problem = f"cannot be written to ({error.strerror}: {error.filename})"
+            raise ConfigError(problem, source=str(self.path), fix="a run directory that you may write to") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

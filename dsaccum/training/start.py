@@ -81,7 +81,7 @@ def check_same_experiment(start: Start, record: Mapping[str, Any], *, new_effect
         raise ConfigError(
             f"it holds a run of another experiment: {told}{more}",
             **place,
-            fix="the same values, or another --output-dir",
+            fix=f"{_same(start.record, record, found)}, or another --output-dir",
         )
     then, now = _total(start.record), _total(record)
     if then != now and not new_effective_batch:
@@ -95,8 +95,22 @@ def check_same_experiment(start: Start, record: Mapping[str, Any], *, new_effect
         raise ConfigError(
             f"it holds a finished run of {done} steps",
             **place,
-            fix="more --steps to continue it, or another --output-dir",
+            fix="more --steps to continue it, where the schedule's length is not theirs, or another --output-dir",
         )
+
+
+def _same(then: Mapping[str, Any], now: Mapping[str, Any], found: list[tuple[str, Any, Any]]) -> str:
+    """What makes the values equal: it is one flag where they follow it."""
+    steps = _steps(then), _steps(now)
+    if all((one, other) == steps for _, one, other in found):
+        return f"--steps {steps[0]}, which the schedule's length follows"
+    return "the same values"
+
+
+def _steps(record: Mapping[str, Any]) -> Any:
+    experiment = record.get("experiment")
+    run = experiment.get("run") if isinstance(experiment, Mapping) else None
+    return run.get("steps") if isinstance(run, Mapping) else None
 
 
 def _total(record: Mapping[str, Any]) -> Any:

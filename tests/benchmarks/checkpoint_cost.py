@@ -177,6 +177,7 @@ def main() -> None:
                 way(number)
         seconds = {way: taken[1:] for way, taken in saving.seconds.items()}  # the first has nothing to remove
         (checkpoint,) = saving.shelf.newest_first()
+        assert isinstance(checkpoint, Checkpoint)
         bare = size_of(Path(name) / f"bare-{arguments.rounds}")
         loading: dict[str, list[float]] = defaultdict(list)
         measure_loading(engine, checkpoint, arguments.rounds, loading)

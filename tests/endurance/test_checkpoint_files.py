@@ -16,17 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from dsaccum.config.errors import ConfigError
 from dsaccum.data.order import WindowOrder
 from dsaccum.durable import Written, write_durably
 from dsaccum.engine.state_files import StateFiles, only_known_classes
 from dsaccum.training.checkpoints.manifest import Counters, Manifest, Split
 from dsaccum.training.checkpoints.random_state import random_state, restore_random_state
-from dsaccum.training.checkpoints.shelf import Shelf
-from dsaccum.training.identity import differences
+from dsaccum.training.checkpoints.shelf import Checkpoint, Damaged, Shelf
 from dsaccum.training.metrics import MetricsFile, StepMetrics, read_metrics
-from dsaccum.training.run_directory import RunDirectory
-from dsaccum.training.start import Start, check_same_experiment, find_start
 
 
 def manifest(step: int, files: dict[str, Written] | None = None) -> Manifest:
@@ -44,7 +40,7 @@ def publish(shelf: Shelf, step: int, keep: int = 10) -> None:
 
 
 def steps_on(shelf: Shelf) -> list[int]:
-    return [each.step for each in shelf.newest_first()]
+    return [each.step for each in shelf.newest_first() if isinstance(each, Checkpoint)]
 
 
 def test_a_draft_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
@@ -63,14 +59,34 @@ def test_a_directory_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
         Shelf(tmp_path / "run" / "checkpoints").draft(5)
 
 
-def test_without_its_manifest_or_under_another_name_it_is_none(tmp_path: Path) -> None:
+def test_without_its_manifest_or_under_another_name_it_is_damaged(tmp_path: Path) -> None:
+    """None is passed over in silence: with the last of them, the whole run would be."""
     shelf = Shelf(tmp_path)
-    for step in (5, 10, 15):
+    for step in (5, 10, 15, 20, 25, 30):
         publish(shelf, step)
     (tmp_path / "step-15/checkpoint.json").write_text('{"schema": "dsaccum.checkpoint/1", "cou')
     (tmp_path / "step-10").rename(tmp_path / "step-11")
+    (tmp_path / "step-20/checkpoint.json").unlink()
+    edited = tmp_path / "step-25/checkpoint.json"
+    edited.write_text(edited.read_text().replace('"micro_batch": 4', '"micro_batch": 8'))
+    (tmp_path / "step-30/checkpoint.json").write_bytes(b"\xff")
     (tmp_path / "notes").mkdir()
     assert steps_on(shelf) == [5]
+    damaged = {each.path.name: each.reason for each in shelf.newest_first() if isinstance(each, Damaged)}
+    assert list(damaged) == ["step-30", "step-25", "step-20", "step-15", "step-11"]
+    assert damaged["step-25"] == "checkpoint.json: other values than were written"
+    assert damaged["step-20"] == "checkpoint.json: No such file or directory"
+    assert damaged["step-11"] == "checkpoint.json: of step 10"
+
+
+def test_what_is_newer_than_the_one_saved_goes(tmp_path: Path) -> None:
+    """A damaged one must not take the place of the one that was just written."""
+    shelf = Shelf(tmp_path)
+    for step in (5, 10, 15):
+        publish(shelf, step)
+    (tmp_path / "step-10/checkpoint.json").unlink()
+    publish(shelf, 6, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-6"]
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -142,101 +158,24 @@ def test_metrics_past_the_checkpoint_are_written_again(tmp_path: Path) -> None:
         read_metrics(path, 10_000)
 
 
-RECORD: dict[str, Any] = {
-    "schema": "dsaccum.train/1", "name": "x", "status": "running", "steps_done": 4,
-    "experiment": {
-        "model": {"architecture": "gpt2", "config": {"n_layer": 2}}, "loss": {"factory": None},
-        "data": {"sequence_length": 32, "files": ["a.txt"], "seed": 0}, "run": {"seed": 0, "steps": 10},
-    },
-    "deepspeed": {
-        "train_batch_size": 16, "optimizer": {"params": {"lr": 0.1}}, "zero_optimization": {"stage": 1, "bucket": 1},
-        "steps_per_print": 10,
-    },
-    "data": {"sha256": "abc"}, "effective_batch": {"total": 16},
-}  # fmt: skip
-
-
-def changed(path: str, value: Any) -> dict[str, Any]:
-    record = json.loads(json.dumps(RECORD))
-    *parents, last = path.split(".")
-    target = record
-    for name in parents:
-        target = target[name]
-    target[last] = value
-    return record
-
-
 @pytest.mark.parametrize(
-    ("path", "value", "named"),
+    ("old", "new", "problem"),
     [
-        ("experiment.model.config.n_layer", 3, "model.config.n_layer"),
-        ("experiment.data.sequence_length", 64, "data.sequence_length"),
-        ("experiment.data.seed", 1, "data.seed"),
-        ("experiment.run.seed", 1, "run.seed"),
-        ("deepspeed.optimizer.params.lr", 0.2, "optimizer.params.lr"),
-        ("deepspeed.zero_optimization.stage", 2, "zero_optimization.stage"),
-        ("data.sha256", "def", "data's content (sha256)"),
-        ("deepspeed.bf16", {"enabled": True}, "bf16.enabled"),
+        (b'"loss": 1.0', b'"loss": "1"', "line 2 is not one that a run writes"),
+        (b'"step": 2', b'"step": 7', "line 2 is of step 7"),
+        (b'{"step": 2', b'["step": 2', "line 2 is not one that a run writes"),
     ],
 )
-def test_what_decides_a_trajectory_is_compared(path: str, value: Any, named: str) -> None:
-    assert [name for name, *_ in differences(RECORD, changed(path, value))] == [named]
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("experiment.data.files", ["b.txt"]), ("experiment.run.steps", 20), ("deepspeed.train_batch_size", 32),
-        ("deepspeed.steps_per_print", 1), ("deepspeed.zero_optimization.bucket", 2), ("status", "failed"),
-    ],
-)  # fmt: skip
-def test_what_does_not_is_free(path: str, value: Any) -> None:
-    assert differences(RECORD, changed(path, value)) == []
-
-
-def start_of(record: dict[str, Any]) -> Start:
-    return Start(RunDirectory(Path("runs/x")), record)
-
-
-def test_a_finished_run_wants_more_steps() -> None:
-    finished = {**changed("status", "finished"), "steps_done": 10}
-    with pytest.raises(ConfigError, match=r"holds a finished run of 10 steps.*more --steps"):
-        check_same_experiment(start_of(finished), RECORD, new_effective_batch=False)
-    check_same_experiment(start_of(finished), changed("experiment.run.steps", 20), new_effective_batch=False)
-
-
-def test_another_experiment_is_named() -> None:
-    other = changed("deepspeed.optimizer.params.lr", 0.2)
-    with pytest.raises(ConfigError, match=r"optimizer\.params\.lr = 0\.2 \(there: 0\.1\)"):
-        check_same_experiment(start_of(RECORD), other, new_effective_batch=True)
-
-
-def test_where_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = Path("run")
-    assert find_start("auto", None) == find_start("auto", "run") == find_start("never", "run") == Start()
-    run.mkdir()
-    (run / "run.json").write_text(json.dumps(RECORD))
-    assert find_start("auto", "run").directory == find_start("run", None).directory == RunDirectory(run)
-    for resume, output, problem in (
-        ("never", "run", "it holds a run already"),
-        ("missing", None, "holds no run"),
-        ("run", "other", "another directory than --output-dir"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            find_start(resume, output)
-    (run / "run.json").write_text("{")
-    with pytest.raises(ConfigError, match="can't be read"):
-        find_start("auto", "run")
-
-
-def test_one_run_at_a_time(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    with directory.lock():
-        assert not directory.is_free()
-        with pytest.raises(ConfigError, match="another run is at work in it"):
-            directory.lock()
-    assert directory.is_free()
+def test_metrics_that_were_edited_are_not_gone_on_with(tmp_path: Path, old: bytes, new: bytes, problem: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    for number in (1, 2):
+        file.write(step(number))
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second.replace(old, new))
+    with pytest.raises(ValueError, match=problem):
+        read_metrics(path, file.make_durable())
+    file.close()
 
 
 @pytest.mark.parametrize("last_window", ["continue", "drop", "short"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dsaccum.training.main import _let_signals_interrupt
 from tests.training.launching import ACCUM4, REPOSITORY, TINY, TRAIN, environment, run_train
 
 
@@ -224,3 +226,16 @@ def test_help_is_quick_and_says_what_decides_a_run(tmp_path: Path) -> None:
     script = f"import sys, dsaccum.training.main; print([m for m in {heavy} if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, check=True)
     assert loaded.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_scheduler_s_signal_interrupts_what_is_still_reading(number: signal.Signals) -> None:
+    """By default it would end the process without a line, and with no code of ours."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        _let_signals_interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

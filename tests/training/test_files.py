@@ -101,6 +101,21 @@ def test_a_model_is_saved_whole_or_not_at_all(tmp_path: Path, fails: bool) -> No
     assert [path.name for path in tmp_path.iterdir()] == ([] if fails else ["model"])
 
 
+def test_a_model_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """Of the same run, continued past its end; and what a run that was killed while it saved has left goes."""
+
+    class SomeTokenizer:
+        def save(self, directory: Path) -> None:
+            (directory / "tokenizer.json").touch()
+
+    for name in ("model", "model.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").touch()
+    module = torch.nn.Linear(2, 2)
+    save_model(module, dict(module.state_dict()), SomeTokenizer(), tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "model.safetensors", "tokenizer.json"]
+
+
 @pytest.mark.parametrize(
     ("command", "batch", "expected"),
     [

@@ -16,7 +16,7 @@ from dsaccum.engine.process import Ranks, seed_draws
 from dsaccum.engine.state_files import UNIVERSAL_TAG, convert, load_state
 from dsaccum.training.checkpoints.random_state import restore_random_state
 from dsaccum.training.checkpoints.saving import random_file
-from dsaccum.training.checkpoints.shelf import Checkpoint, Shelf
+from dsaccum.training.checkpoints.shelf import Checkpoint, Damaged, Shelf
 from dsaccum.training.outcome import RunFailed
 
 Note = Callable[[str], None]
@@ -37,11 +37,12 @@ def choose_checkpoint(shelf: Shelf, ranks: Ranks, note: Note, moved: Callable[[]
     Raises:
         RunFailed: there are some, and all are damaged.
     """
-    candidates: list[list[Checkpoint]] = [list(shelf.newest_first()) if ranks.is_first else []]
+    candidates: list[list[Checkpoint | Damaged]] = [list(shelf.newest_first()) if ranks.is_first else []]
     dist.broadcast_object_list(candidates)
     for checkpoint in candidates[0]:
-        damage = _damage(checkpoint, ranks, moved)
-        if damage is None:
+        if isinstance(checkpoint, Damaged):
+            damage: str | None = checkpoint.reason
+        elif (damage := _damage(checkpoint, ranks, moved)) is None:
             return checkpoint
         note(f"warning: checkpoint {checkpoint.path} is damaged ({damage}); looking at the one before it")
     if candidates[0]:

@@ -1,17 +1,19 @@
-"""``checkpoint.json``: what a checkpoint is, beside DeepSpeed's own files; its presence says that it is whole."""
+"""``checkpoint.json``: what a checkpoint is, beside DeepSpeed's own files; whole only if it has its own checksum."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from dsaccum.batch import EffectiveBatch
 from dsaccum.durable import Written
 
 MANIFEST = "checkpoint.json"
+_SEAL: Final = "crc32"
 
 
 class Counters(BaseModel):
@@ -93,13 +95,23 @@ class Manifest(BaseModel):
     files: dict[str, Written]
 
     def as_bytes(self) -> bytes:
-        """For the file."""
-        return (json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False) + "\n").encode()
+        """For the file, with a checksum of all values: a wrong one would change the run and tell nobody."""
+        values = self.model_dump(mode="json", by_alias=True)
+        return (json.dumps({**values, _SEAL: _crc32(values)}, indent=1, allow_nan=False) + "\n").encode()
 
     @classmethod
-    def read(cls, checkpoint: Path) -> Manifest | None:
-        """Of a checkpoint's directory; None where it isn't whole."""
-        try:
-            return cls.model_validate_json((checkpoint / MANIFEST).read_bytes())
-        except (OSError, ValidationError):
-            return None
+    def read(cls, checkpoint: Path) -> Manifest:
+        """Of a checkpoint's directory.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not what was written.
+        """
+        values = json.loads((checkpoint / MANIFEST).read_bytes())
+        if not isinstance(values, dict) or values.pop(_SEAL, None) != _crc32(values):
+            raise ValueError("its checksum is that of other values")
+        return cls.model_validate(values)
+
+
+def _crc32(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsaccum.durable import make_durable
-from dsaccum.training.checkpoints.manifest import Manifest
+from dsaccum.training.checkpoints.manifest import MANIFEST, Manifest
 
 _NAME = re.compile(r"step-(\d+)")
 _DRAFT = ".partial"
@@ -28,6 +28,14 @@ class Checkpoint:
         return self.manifest.counters.step
 
 
+@dataclass(frozen=True)
+class Damaged:
+    """What has a checkpoint's name, and a manifest that is not what was written."""
+
+    path: Path
+    reason: str
+
+
 class Shelf:
     """All checkpoints of one run.
 
@@ -38,13 +46,11 @@ class Shelf:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def newest_first(self) -> Iterator[Checkpoint]:
-        """The whole ones."""
+    def newest_first(self) -> Iterator[Checkpoint | Damaged]:
+        """All that have the name of one."""
         steps = {int(match[1]): entry for entry, match in self._entries() if match}
         for step in sorted(steps, reverse=True):
-            manifest = Manifest.read(steps[step])
-            if manifest is not None and manifest.counters.step == step:
-                yield Checkpoint(steps[step], manifest)
+            yield _read(steps[step], step)
 
     def draft(self, step: int) -> Path:
         """An empty directory to write into; it is no checkpoint until ``publish``.
@@ -61,7 +67,9 @@ class Shelf:
         return draft
 
     def publish(self, draft: Path, keep: int) -> None:
-        """Make a draft current in one step, and remove what is older than the ``keep`` newest.
+        """Make a draft current in one step, and remove what is older than the ``keep`` newest whole ones.
+
+        What is newer goes, too: it is damaged, as the run was continued from one before it.
 
         Args:
             draft: all of it has reached the disk, with its manifest.
@@ -75,8 +83,11 @@ class Shelf:
             self._remove(path)
         draft.rename(path)
         make_durable(self.path)
-        for old in list(self.newest_first())[keep:]:
-            self._remove(old.path)
+        every = list(self.newest_first())
+        at = [each.path for each in every].index(path)
+        whole = [each for each in every[at:] if isinstance(each, Checkpoint)]
+        for gone in [*every[:at], *whole[keep:]]:
+            self._remove(gone.path)
 
     def clear_drafts(self) -> None:
         """Remove what a run that was ended while it wrote has left, or while it removed."""
@@ -94,3 +105,15 @@ class Shelf:
         if not self.path.is_dir():
             return []
         return [(entry, _NAME.fullmatch(entry.name)) for entry in self.path.iterdir()]
+
+
+def _read(path: Path, step: int) -> Checkpoint | Damaged:
+    try:
+        manifest = Manifest.read(path)
+    except OSError as error:
+        return Damaged(path, f"{MANIFEST}: {error.strerror}")
+    except ValueError:
+        return Damaged(path, f"{MANIFEST}: other values than were written")
+    if manifest.counters.step != step:
+        return Damaged(path, f"{MANIFEST}: of step {manifest.counters.step}")
+    return Checkpoint(path, manifest)

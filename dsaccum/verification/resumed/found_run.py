@@ -18,7 +18,7 @@ from dsaccum.config.experiment import Experiment
 from dsaccum.config.loading import experiment_of
 from dsaccum.training.checkpoints.loading import damage_in
 from dsaccum.training.checkpoints.manifest import MANIFEST
-from dsaccum.training.checkpoints.shelf import Checkpoint, Shelf
+from dsaccum.training.checkpoints.shelf import Checkpoint, Damaged, Shelf
 from dsaccum.training.run_directory import RECORD, RunDirectory
 from dsaccum.training.start import find_start
 
@@ -102,6 +102,9 @@ def copy_checkpoint(run: FoundRun, folder: Path, suits: Suits) -> tuple[Checkpoi
     passed_over: list[str] = []
     unsuited: list[Checkpoint] = []
     for checkpoint in Shelf(run.directory.checkpoints).newest_first():
+        if isinstance(checkpoint, Damaged):
+            passed_over.append(f"{checkpoint.path.name} is damaged ({checkpoint.reason})")
+            continue
         if not suits(_steps(run, checkpoint.step)):
             unsuited.append(checkpoint)
             continue
