@@ -51,7 +51,7 @@ CONTRACT = """
 """  # noqa: E501
 ADDED = {
     "": {"reasons", "warnings", "unavailable", "precision", "accumulation_dtype", "zero_stage", "model", "experiment",
-         "deepspeed_config", "fault"},
+         "deepspeed_config", "fault", "resumed"},
     "steps.": {"window", "data", "optimizer_steps"},
     "steps.micro_batch_weights.": {"reason"},
     "steps.gradient.": {"tensors_off"},
