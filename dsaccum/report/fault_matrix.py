@@ -22,6 +22,8 @@ _BAD = {"misnamed", "missed"}
 STAGES = range(4)
 ONLY_ON_A_GPU = ("loss-scale-not-applied", "loss-scale-not-removed")
 """DeepSpeed refuses fp16 on a CPU, and in no other precision is there a loss scale."""
+OF_RESUMPTION = "-not-restored"
+"""How those end that only a run shows which goes on from a checkpoint."""
 
 
 def print_faults(summaries: Mapping[str, str]) -> None:
@@ -47,6 +49,8 @@ def fault_lines(summaries: Mapping[str, str], *, width: int = WIDTH) -> list[Tex
 
 
 def _where_alone(fault: str) -> str:
+    if fault.endswith(OF_RESUMPTION):
+        return " (with dsaccum verify --resume DIR alone)"
     return " (in fp16 alone, which needs a GPU: not tried in the matrix of a CPU)" if fault in ONLY_ON_A_GPU else ""
 
 
