@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ SMALL_MODEL = {
         "model.config={num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64, num_attention_heads: 2}"
     ],
 }
+QUICK = {"accum4", "bf16_accum4", "zero2_accum4", "zero3_accum4", "stdlib-nano", "llama-nano"}
+"""Run in CI, too; each is a start of a launcher. The others differ from one of them in a number or in their data."""
 SMALL_GPT_NEOX = [
     "model.config={num_hidden_layers: 1, num_attention_heads: 2, hidden_size: 32, intermediate_size: 128}"
 ]
@@ -41,17 +44,21 @@ def check(ended: Ended, folder: Path, experiment: str) -> None:
     assert (folder / f"runs/{experiment}-1/model/model.safetensors").exists()
 
 
+def _in_ci(path: Path) -> Any:
+    return pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.slow])
+
+
 def test_there_is_something_to_run() -> None:
     assert len(JSONS) >= 8
     assert len(EXPERIMENTS) >= 4
 
 
-@pytest.mark.parametrize("config", JSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", [_in_ci(path) for path in JSONS])
 def test_json_runs(tmp_path: Path, config: Path) -> None:
     experiment = REPOSITORY / "launch/experiments/stdlib-nano.yaml"
     check(run_small(tmp_path, config, experiment), tmp_path, "stdlib-nano")
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("experiment", [_in_ci(path) for path in EXPERIMENTS])
 def test_experiment_runs(tmp_path: Path, experiment: Path) -> None:
     check(run_small(tmp_path, REPOSITORY / "ds_configs/accum4.json", experiment), tmp_path, experiment.stem)

@@ -62,6 +62,7 @@ def test_no_room_stops_the_run_where_that_is_asked_for(tmp_path: Path) -> None:
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
 
 
+@SLOW
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert train(whole).code == 0

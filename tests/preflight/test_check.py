@@ -111,12 +111,12 @@ def test_a_kept_file_that_is_broken_is_made_anew(read: Inputs, one_rank: Ranks, 
     assert VerifyRecord.read(path).verdict == "equivalent"
 
 
-def test_who_asks_for_a_stop_meanwhile_gets_it(one_rank: Ranks) -> None:
+def test_who_asks_for_a_stop_meanwhile_gets_it(read: Inputs, one_rank: Ranks) -> None:
     stop = StopRequest()
-    _stop_if_asked(stop, one_rank)
+    _stop_if_asked(read, one_rank, stop, None, [])
     stop.ask("SIGTERM")
     with pytest.raises(RunFailed, match="stopped by SIGTERM before the first step; nothing was trained"):
-        _stop_if_asked(stop, one_rank)
+        _stop_if_asked(read, one_rank, stop, None, [])
 
 
 def test_only_an_equivalent_record_counts(read: Inputs, one_rank: Ranks, cache: Path) -> None:

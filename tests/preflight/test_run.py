@@ -38,6 +38,7 @@ def record_of(run: Path) -> Any:
     return json.loads((run / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_is_verified_once_and_trains_to_the_same_bits(tmp_path: Path) -> None:
     first, again = train(tmp_path, *ON), train(tmp_path, *ON, name="again")
     off = train(tmp_path, *ON[2:], "--preflight", "off", name="off")

@@ -48,14 +48,14 @@ def assert_same(block: dict[str, Any], optimizer: dict[str, Any], updates: int) 
     """To 1e-12 relative: DeepSpeed finds the place in a cycle of up to 400 by subtracting from 1 + done / 400.
 
     That loses 400 x 1.5 epsilons = 1.3e-13. The rest is a handful of roundings. What comes out as the difference of
-    two larger numbers (a cosine's end, a rate near 0) is compared at 1e-15 of the largest rate.
+    two larger numbers (a cosine's end, a rate near 0) has that error of the largest rate.
     """
     schedule, wanted = ours(block, optimizer), theirs(block, optimizer, updates)
     largest = max(settings.learning_rate for settings in wanted)
     for update, their in enumerate(wanted, start=1):
         our = schedule(update)
         place = f"{block}, update {update}"
-        assert math.isclose(our.learning_rate, their.learning_rate, rel_tol=1e-12, abs_tol=1e-15 * largest), place
+        assert math.isclose(our.learning_rate, their.learning_rate, rel_tol=1e-12, abs_tol=1.3e-13 * largest), place
         assert (our.betas is None) == (their.betas is None), place
         if our.betas is not None and their.betas is not None:
             assert math.isclose(our.betas[0], their.betas[0], rel_tol=1e-12), place

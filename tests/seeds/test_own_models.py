@@ -55,7 +55,7 @@ def only_cause(record: VerifyRecord, identifier: str) -> dict[str, Any]:
 CLEAN = [
     pytest.param(given("plain"), id="plain"),
     pytest.param(given("adapted"), id="frozen-with-adapters"),
-    pytest.param(given("adapted", ranks=2, stage=2), id="frozen-with-adapters-zero-2"),
+    pytest.param(given("adapted", ranks=2, stage=2), marks=pytest.mark.slow, id="frozen-with-adapters-zero-2"),
     pytest.param(given("adapted", ranks=2, stage=3), id="frozen-with-adapters-zero-3"),
     pytest.param(given("tied"), id="tied"),
     pytest.param(given("tied", ranks=2, stage=1), id="tied-zero-1"),

@@ -42,7 +42,8 @@ def several(ranks: Ranks, cases: list[Case]) -> list[Result]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True], ids=["packed", "ragged"])
+@pytest.mark.slow
+@pytest.mark.parametrize("padded", [False, True], ids=["packed", "ragged"])
 def test_two_ranks_match_plain_pytorch(tmp_path: Path, padded: bool) -> None:
     cases = [
         Case(world_size=2, accumulation_steps=steps, micro_batch=rows, stage=stage, padded=padded)

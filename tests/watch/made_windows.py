@@ -14,7 +14,8 @@ import torch
 from dsaccum.report.layout import as_plain_text
 from dsaccum.report.watch import watch_lines
 from dsaccum.verification.records.watch import WatchRecord, WindowRecord
-from dsaccum.watch.judge import Judged, judge
+from dsaccum.watch.judge import Judged
+from dsaccum.watch.past_outputs import judge
 from dsaccum.watch.record import describe_subject, describe_window
 from dsaccum.watch.tokens import TokenReading
 from dsaccum.watch.window import RankWindow, RunFacts, Vectors, WatchedWindow
