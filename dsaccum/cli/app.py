@@ -15,6 +15,7 @@ from dsaccum.cli.audit import audit_command
 from dsaccum.cli.doctor import doctor_command
 from dsaccum.cli.faults import faults_command
 from dsaccum.cli.outcome import refuse
+from dsaccum.cli.plan import plan_command
 from dsaccum.cli.usage import as_config_error, in_one_spelling, is_usage_error
 from dsaccum.cli.verify import verify_command
 from dsaccum.config.errors import ConfigError
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command("verify")(verify_command)
 app.command("faults")(faults_command)
 app.command("audit")(audit_command)
+app.command("plan")(plan_command)
 app.command("doctor")(doctor_command)
 
 
