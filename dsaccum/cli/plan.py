@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from dsaccum import __version__
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_record
 from dsaccum.config.errors import ConfigError
@@ -96,6 +97,7 @@ def plan_command(
             device=device,
             overrides=tuple(overrides or ()),
             command=("dsaccum", *context.obj),
+            version=__version__,
         )
         return _plan_and_report(flags, write, json, verbose=verbose)
 

@@ -106,7 +106,10 @@ class Candidate:
         """Whose memory is looked at: ranks differ at ZeRO 1 and 2 only, in what lies in their partitions and when."""
         if self.settings.stage not in (1, 2) or self._world_size == 1:
             return [0]
-        return sorted({0, self._world_size // 2, self._world_size - 1})
+        # The last one's partition fills first, while activations are at their highest.
+        layout = self.settings.layout(self._model, self._world_size, 0)
+        copied = [partitions.touched for partitions in Partitions.of_all(layout)]
+        return sorted({copied.index(max(copied)), self._world_size - 1})
 
     def _window(self, rank: int, steps: int) -> EngineWindow:
         key = (rank, min(steps, 3))

@@ -26,6 +26,7 @@ class PlanFlags:
         device: where it would run, ``cpu`` or ``cuda``; None for what this machine has.
         overrides: of the YAML, ``section.key=value``.
         command: the command line, for the record.
+        version: of dsaccum, for the record.
     """
 
     experiment: Path
@@ -36,6 +37,7 @@ class PlanFlags:
     device: str | None = None
     overrides: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    version: str = ""
 
 
 def parse_memory(text: str, *, key: str) -> int:

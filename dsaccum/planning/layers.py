@@ -1,12 +1,12 @@
-"""A deep model's micro-step from one of three layers: equal layers do the same things, one after the other.
+"""A deep model's micro-step from one of four layers: equal layers do the same things, one after the other.
 
-The first layer and the last differ from those between, in what they are the first or the last to use. So the trace of
-three is cut around the middle one: in the forward pass where the first and the second layer end, in the backward pass
-after the last gradient of the third and of the second. What lies between two cuts is repeated for each of the L - 2
-layers in the middle. With K bytes kept by a layer's forward pass:
+The first layer and the last differ from those between in what they are the first or the last to use, and what the
+last one's backward pass begins with. So the trace of four is cut around one in the middle: in the forward pass where
+the second and the third end, in the backward pass after the last gradient of the third and of the second. What lies
+between two cuts comes once for each of L - 3 layers. With K bytes kept by a layer's forward pass:
 
-    forward repetition  m = 0 .. L - 3: m K more than in the three-layer trace
-    backward repetition m = 0 .. L - 3: (L - 3 - m) K more
+    forward repetition  m = 0 .. L - 4: m K more than in the trace of four
+    backward repetition m = 0 .. L - 4: (L - 4 - m) K more
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import nn
 
 from dsaccum.planning.trace import IntArray, Kind, MicroStep, joined
 
-_LEAST_LAYERS = 4
-"""With fewer there is nothing to save."""
+_TRACED = 4
+"""Of more layers, only so many are run."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Layers:
     blocks: nn.ModuleList
 
     @contextmanager
-    def only_three(self) -> Iterator[None]:
-        """Inside, the model has the first three of them."""
-        setattr(self.parent, self.name, nn.ModuleList(self.blocks[:3]))
+    def only_some(self) -> Iterator[None]:
+        """Inside, the model has the first few of them."""
+        setattr(self.parent, self.name, nn.ModuleList(self.blocks[:_TRACED]))
         try:
             yield
         finally:
@@ -55,7 +55,7 @@ def equal_layers(model: nn.Module) -> Layers | None:
         Layers(parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.ModuleList) and len(child) >= _LEAST_LAYERS and _are_equal(child)
+        if isinstance(child, nn.ModuleList) and len(child) > _TRACED and _are_equal(child)
     ]
     return max(lists, key=lambda layers: sum(p.numel() for p in layers.blocks.parameters()), default=None)
 
@@ -83,7 +83,7 @@ def _signature(block: nn.Module) -> list[Any]:
 
 
 def record_whole(model: nn.Module, layers: Layers, record: Callable[[], MicroStep]) -> MicroStep | None:
-    """The micro-step of the whole model from that of three layers; None if it cannot be had that way.
+    """The micro-step of the whole model from that of a few layers; None if it cannot be had that way.
 
     Args:
         model: the whole model.
@@ -93,7 +93,7 @@ def record_whole(model: nn.Module, layers: Layers, record: Callable[[], MicroSte
     Returns:
         Subjects are indices of the whole model's parameters and modules.
     """
-    with layers.only_three():
+    with layers.only_some():
         short = record()
         parameters, modules = list(model.parameters()), list(model.modules())
     whole = _Indices(model)
@@ -129,24 +129,24 @@ class _Unrolling:
         cuts = self._cuts()
         if cuts is None:
             return None
-        first_left, second_left, third_done, second_done = cuts
+        second_left, third_left, third_done, second_done = cuts
         alive = self._short.alive
-        self._kept = int(alive[second_left] - alive[first_left])
-        self._kept_logits = int(self._short.logits[second_left] - self._short.logits[first_left])
+        self._kept = int(alive[third_left] - alive[second_left])
+        self._kept_logits = int(self._short.logits[third_left] - self._short.logits[second_left])
         if alive[third_done] - alive[second_done] != self._kept:
             return None  # the layers are not alike in what they keep
-        more = self._count - 3
-        parts = [self._part(-1, first_left, 0)]
-        parts += [self._part(first_left, second_left, m) for m in range(more + 1)]
-        parts += [self._part(second_left, third_done, more)]
+        more = self._count - _TRACED
+        parts = [self._part(-1, second_left, 0)]
+        parts += [self._part(second_left, third_left, m) for m in range(more + 1)]
+        parts += [self._part(third_left, third_done, more)]
         parts += [self._part(third_done, second_done, more - m) for m in range(more + 1)]
         parts += [self._part(second_done, len(alive) - 1, 0)]
         return joined(parts)
 
     def _cuts(self) -> tuple[int, int, int, int] | None:
-        """The last event of the first and second layer's forward, and of the third and second layer's backward."""
+        """The last event of the second and third layer's forward, and of the third and second layer's backward."""
         lefts, dones = [], []
-        for layer in (0, 1, 2):
+        for layer in (1, 2):
             in_layer = np.isin(self._subjects, self._modules[layer])
             left = np.flatnonzero((self._short.kind == Kind.EXIT) & ~self._short.backward & in_layer)
             has_gradient = np.isin(self._subjects, self._parameters[layer])
@@ -155,7 +155,7 @@ class _Unrolling:
                 return None
             lefts.append(int(left[-1]))
             dones.append(int(done[-1]))
-        cuts = lefts[0], lefts[1], dones[2], dones[1]
+        cuts = lefts[0], lefts[1], dones[1], dones[0]
         return cuts if list(cuts) == sorted(cuts) else None
 
     def _part(self, after: int, last: int, higher: int) -> MicroStep:
@@ -164,7 +164,7 @@ class _Unrolling:
         subjects, kinds = self._subjects[events].copy(), self._short.kind[events]
         for numbers, of_kind in ((self._parameters, kinds == Kind.GRADIENT), (self._modules, kinds != Kind.GRADIENT)):
             place: dict[int, int] = {}
-            for layer in (0, 1, 2):
+            for layer in range(_TRACED):
                 if layer + higher < self._count:
                     place |= zip(numbers[layer], numbers[layer + higher], strict=True)
             subjects[of_kind] = [place.get(subject, subject) for subject in subjects[of_kind].tolist()]

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dsaccum import __version__
 from dsaccum.batch import TOTAL_KEY, EffectiveBatch
 from dsaccum.config.errors import ConfigError, located_in
 from dsaccum.config.experiment import Experiment
@@ -72,7 +71,7 @@ def make_plan(flags: PlanFlags, progress: Callable[[str], None] = lambda _: None
         chosen=chosen_record,
         others=others,
         advice=advice_for(asked, chosen_record, others, flags.effective_batch, flags.ranks),
-        versions=_versions(),
+        versions=_versions(flags.version),
         command=list(flags.command),
         elapsed_s=time.perf_counter() - began,
     )
@@ -228,8 +227,8 @@ def _split_record(split: Split) -> SplitRecord:
     )
 
 
-def _versions() -> dict[str, str]:
-    found = {"dsaccum": __version__}
+def _versions(own: str) -> dict[str, str]:
+    found = {"dsaccum": own}
     for name in ("torch", "deepspeed", "transformers"):
         try:
             found[name] = version(name)

@@ -56,7 +56,7 @@ class EngineWindow:
     """An engine's bytes through a window: they depend on N, but not on B.
 
     Attributes:
-        curves: of the first micro-step, of one between, and of the last; of fewer where N is smaller.
+        curves: of the micro-steps that differ in what the engine holds, the last one being the boundary.
         step: at the optimizer step's highest moment.
     """
 
@@ -65,8 +65,11 @@ class EngineWindow:
 
     @classmethod
     def of(cls, engine: Engine, micro_step: MicroStep, accumulation_steps: int) -> EngineWindow:
-        """Lead an engine through a window; micro-steps between the first and the last are alike."""
-        different = min(accumulation_steps, 3)
+        """Lead an engine through a window of one, two, or more micro-steps; those between are all alike.
+
+        They need no more than the last one, unless that one reduces its gradients while it makes them.
+        """
+        different = min(accumulation_steps, 3 if engine.layout.overlaps else 2)
         curves = [_lead(engine, micro_step, boundary=index == different - 1) for index in range(different)]
         engine.ledger.mark()
         engine.step()

@@ -7,7 +7,8 @@ boundary, ZeRO 2 during each backward pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from dsaccum.planning.engines.engine import Engine
 from dsaccum.planning.engines.layout import ITEM_SIZES, Layout, up_to_multiple
@@ -145,8 +146,7 @@ class Partitioned(Engine):
     def _copy_own(self, bucket: _Bucket) -> None:
         """``copy_grads_in_partition`` makes room for all parameters that touch the partition, whole."""
         if not self._own_copy and any(parameter in self._partitions.own for parameter in bucket.parameters):
-            whole = sum(self.layout.trained[parameter] for parameter in self._partitions.own)
-            self._own_copy = self.layout.weight_bytes * whole
+            self._own_copy = self.layout.weight_bytes * self._partitions.touched
             self.ledger.take("gradients", self._own_copy)
 
     def _keep_sum(self) -> None:
@@ -189,12 +189,14 @@ class Partitions:
         size: elements of one.
         flat: elements of all.
         own: elements in this rank's partition of each parameter that touches it.
+        touched: elements of those parameters, whole.
         owners: first and last rank of each parameter.
     """
 
     size: int
     flat: int
     own: dict[int, int]
+    touched: int
     owners: dict[int, tuple[int, int]]
 
     @classmethod
@@ -210,7 +212,14 @@ class Partitions:
             if inside > 0:
                 own[parameter] = inside
             start = end
-        return cls(size, flat, own, owners)
+        touched = sum(layout.trained[parameter] for parameter in own)
+        return cls(size, flat, own, touched, owners)
+
+    @classmethod
+    def of_all(cls, layout: Layout) -> Iterator[Partitions]:
+        """The same as each rank sees it."""
+        for rank in range(layout.world_size):
+            yield cls.of(replace(layout, rank=rank))
 
     def pieces(self, parameters: list[int]) -> int:
         """Runs of gradient with one owner, in the order in which they lie in a bucket."""
