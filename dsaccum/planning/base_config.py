@@ -10,13 +10,20 @@ from typing import Any
 from dsaccum.batch import MICRO_BATCH_KEY, STEPS_KEY, TOTAL_KEY, EffectiveBatch
 from dsaccum.config.experiment import Experiment
 
-_BUCKET = 50_000_000
+_LARGEST_BUCKET = 50_000_000
 """Elements: 200 MB in fp32, where DeepSpeed's default of 5e8 takes 2 GB at ZeRO 1 to 3."""
 _RATE = 3e-4
 
 
-def default_config(experiment: Experiment) -> dict[str, Any]:
-    """fp32, ZeRO 0 and torch's AdamW, as shipped; what the experiment's ``auto`` block states is left to it."""
+def default_config(experiment: Experiment, elements: int) -> dict[str, Any]:
+    """fp32, ZeRO 0 and torch's AdamW, as shipped; what the experiment's ``auto`` block states is left to it.
+
+    Args:
+        experiment: what is trained.
+        elements: of the model's parameters; a larger bucket would be of no use.
+    """
+    # DeepSpeed wants an even number of elements in a bucket that it gathers.
+    bucket = min(_LARGEST_BUCKET, elements + elements % 2)
     parameters: dict[str, Any] = {"torch_adam": True, "lr": _RATE}
     for name in ("lr", "betas", "eps", "weight_decay"):
         if getattr(experiment.auto, name) is not None:
@@ -24,7 +31,7 @@ def default_config(experiment: Experiment) -> dict[str, Any]:
     config: dict[str, Any] = {
         "gradient_clipping": 1.0 if experiment.auto.gradient_clipping is None else "auto",
         "optimizer": {"type": "AdamW", "params": parameters},
-        "zero_optimization": {"stage": 0, "reduce_bucket_size": _BUCKET, "allgather_bucket_size": _BUCKET},
+        "zero_optimization": {"stage": 0, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
     }
     if experiment.auto.warmup_num_steps is not None:
         peak = "auto" if (experiment.auto.lr or experiment.auto.warmup_max_lr) is not None else _RATE

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.experiment import Experiment
@@ -68,6 +68,7 @@ class FakeRun:
                     end_token=self._tokenizer.end_token,
                     pad_token=self._tokenizer.pad_token,
                     source=self._source,
+                    weights=False,
                 )
         return self._models[checkpointing]
 
@@ -98,10 +99,12 @@ class FakeRun:
 
     def _record(self, model: nn.Module, precision: str, rows: int) -> MicroStep:
         length = self._experiment.data.sequence_length
-        tokens = torch.zeros(rows, length, dtype=torch.long)
-        batch = {"input_ids": tokens, "labels": tokens.clone()}
-        if self.fields == 3:
-            batch["attention_mask"] = torch.ones_like(tokens)
+        with unset_fake_temporarily():
+            tokens = torch.zeros(rows, length, dtype=torch.long)
+            batch = {"input_ids": tokens, "labels": tokens.clone()}
+            if self.fields == 3:  # padded: a mask without padding would be a path of its own
+                batch["attention_mask"] = torch.ones_like(tokens)
+                batch["attention_mask"][:, -1] = 0
 
         def autocast() -> AbstractContextManager[Any]:
             lower = precision.removeprefix("autocast ")

@@ -87,10 +87,10 @@ class _Planner:
         self._experiment = experiment
         tokenizer = load_tokenizer(experiment.data.tokenizer, flags.experiment)
         self._source = flags.deepspeed or flags.experiment
+        self._run = FakeRun(experiment, tokenizer, flags.experiment)
         self._config = self._base(experiment)
         settings = self._settings(self._config)
         self._asked_way = Way(settings.stage, settings.numerics.precision, experiment.model.activation_checkpointing)
-        self._run = FakeRun(experiment, tokenizer, flags.experiment)
         self._candidates: dict[Way, Candidate] = {}
         self._best: dict[Way, Split | None] = {}
         progress("tracing one micro-step under fake tensors")
@@ -98,7 +98,10 @@ class _Planner:
 
     def _base(self, experiment: Experiment) -> Mapping[str, Any]:
         given = self._flags.deepspeed
-        return default_config(experiment) if given is None else read_json_object(given)
+        if given is not None:
+            return read_json_object(given)
+        model = self._run.model(checkpointing=experiment.model.activation_checkpointing)
+        return default_config(experiment, sum(parameter.numel() for parameter in model.parameters()))
 
     def _settings(self, config: Mapping[str, Any]) -> EngineSettings:
         with located_in(self._source):

@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from dsaccum.loss import SummedLoss, model_inputs
 from dsaccum.planning.trace import Kind, MicroStep
+
+_LARGEST_REAL = 2**26
+"""Elements of a tensor of whole numbers that is computed really."""
 
 
 class Recorder(TorchDispatchMode):
@@ -38,8 +47,10 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # autograd asks for it several times for each operation
-            return args[0].fake_device
-        result = func(*args, **(kwargs or {}))
+            return args[0].device if not isinstance(args[0], FakeTensor) else args[0].fake_device
+        result = _computed(func, args, kwargs or {})
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            result = _as_the_kernel_lays_it_out(*result)
         count = flop_registry.get(func._overloadpacket)
         flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=result)
         for tensor in tree_leaves(result):
@@ -72,6 +83,34 @@ class Recorder(TorchDispatchMode):
         """All events so far."""
         kind, subject, backward, alive, logits, flops = (np.array(column) for column in zip(*self.events, strict=True))
         return MicroStep(kind, subject, backward.astype(bool), alive, logits, flops)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation on shapes alone, or, where it makes whole numbers of whole numbers that are there, a real one.
+
+    Models look at token ids, positions and masks before they choose how to attend, and do other things where they
+    cannot. Weights and all that is computed from them have no values, so that nothing depends on those.
+    """
+    if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
+        return func(*args, **kwargs)
+    try:
+        result = func(*args, **kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        result = None
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    if any(tensor.is_floating_point() or tensor.numel() > _LARGEST_REAL for tensor in tensors):
+        return result
+    with unset_fake_temporarily():
+        return func(*args, **kwargs)
+
+
+def _as_the_kernel_lays_it_out(attention: Tensor, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention [B, H, T, D] with T before H in memory, so that joining the heads needs no copy.
+
+    Shapes alone come out as the query lies (``meta__scaled_dot_product_flash_attention_for_cpu``), and then it does.
+    """
+    order = (0, 2, 1, 3)
+    return torch.empty_permuted(attention.shape, order, dtype=attention.dtype, device=attention.device), logsumexp
 
 
 class _InBackward(torch.autograd.Function):

@@ -91,7 +91,12 @@ class EngineSettings:
             raise ConfigError("is missing", key="optimizer.type", fix=fix)
         check_gradient_clipping(config)
         numerics = resolve_numerics(config, stage, Machine(device, has_compiler=True, supports_fp16=device == "cuda"))
-        return cls(config, zero, stage, numerics, device, optimizer_use(config["optimizer"], device))
+        use = optimizer_use(config["optimizer"], device)
+        use((1,))  # refuses here, while the file's name is still known
+        settings = cls(config, zero, stage, numerics, device, use)
+        for name in _DEFAULTS:
+            settings._elements(name)
+        return settings
 
     @property
     def weights(self) -> str:
@@ -159,7 +164,7 @@ class EngineSettings:
         if value == "auto":
             return _DEFAULTS[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise ConfigError("is no number of elements", key=f"zero_optimization.{name}", value=value)
+            raise ConfigError("is no number of elements", key=f"zero_optimization.{name}", value=value, fix="delete it")
         return int(value)
 
     def _communication(self, model: nn.Module, trained: Mapping[int, int], index: Mapping[int, int]) -> dict[int, str]:

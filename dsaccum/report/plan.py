@@ -98,6 +98,7 @@ def _answer(record: PlanRecord, width: int) -> Iterator[Text]:
         way = record.asked
         text = f"{_named(way)} does not fit at any N: {size(way.short_bytes)} are missing with B = 1"
         yield from labelled("plan", text, width=width, style=WRONG)
+        yield from labelled("written", "nothing", width=width)
         return
     equation = (
         f"{_named(record.chosen)}: {counted(batch.world_size, 'rank')} x {counted(batch.accumulation_steps, 'step')} x "
