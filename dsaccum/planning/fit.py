@@ -84,7 +84,7 @@ class Candidate:
     def best(self, memory: int) -> Split | None:
         """The split with the largest B that divides E / W and fits, i.e. with the smallest N."""
         for micro_batch in range(self.samples, 0, -1):
-            if self.samples % micro_batch == 0:
+            if self.samples % micro_batch == 0 and self.micro_step.at(micro_batch).alive.max() <= memory:
                 split = self.split(micro_batch)
                 if split.peaks.peak.total <= memory:
                     return split

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -42,14 +43,15 @@ def optimizer_use(section: Mapping[str, Any], device: Device) -> Use:
         states = _STATES_OF_DEEPSPEEDS_OWN[name.lower()]
         return lambda sizes: OptimizerUse(_FP32 * states * sum(sizes), 0)
     in_torch = ("AdamW" if parameters.get("adam_w_mode", True) else "Adam") if name.lower() in ADAM_FAMILY else name
-    kind = getattr(torch.optim, in_torch, None)
+    kind: Any = getattr(torch.optim, in_torch, None)
     if not inspect.isclass(kind) or kind is torch.optim.Optimizer:
         known = "Adam, AdamW, Lamb, Lion, or a class of torch.optim"
         raise ConfigError("its memory is not known here", key="optimizer.type", value=name, allowed=known)
     wanted = {key: value for key, value in parameters.items() if key not in _TAKEN_OUT and value != "auto"}
     if device == "cuda" and "foreach" in inspect.signature(kind).parameters:
         wanted = {"foreach": True, **wanted}  # torch's choice on a GPU; on a CPU it steps one tensor after the other
-    run = functools.cache(lambda sizes: _of_torch(kind, wanted, sizes))
+    parameters_text = json.dumps(wanted, sort_keys=True)
+    run: Use = functools.partial(_of_torch, kind, parameters_text)  # type: ignore[arg-type]
     return lambda sizes: _of_many(run, sizes, device)
 
 
@@ -65,9 +67,11 @@ def _of_many(run: Use, sizes: tuple[int, ...], device: Device) -> OptimizerUse:
     return OptimizerUse(whole.states, max(run(pair).temporary for pair in set(itertools.pairwise(sizes))))
 
 
-def _of_torch(kind: Any, parameters: dict[str, Any], sizes: tuple[int, ...]) -> OptimizerUse:
+@functools.cache
+def _of_torch(kind: Any, parameters_text: str, sizes: tuple[int, ...]) -> OptimizerUse:
+    """Of some tensors; many ways of running step the same ones."""
     try:
-        return _stepped(kind, parameters, sizes)
+        return _stepped(kind, json.loads(parameters_text), sizes)
     except DataDependentOutputException:
         problem = "what it keeps depends on more than the number of parameters"
         raise ConfigError(problem, key="optimizer.type", value=kind.__name__, fix='write "AdamW"') from None

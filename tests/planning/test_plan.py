@@ -118,8 +118,9 @@ def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_else")
 def test_without_a_json_the_lowest_stage_that_fits_is_chosen(flags: PlanFlags) -> None:
-    one = make_plan(replace(flags, memory=1)).record.asked.short_bytes + 1
-    tight = make_plan(replace(flags, memory=one - 1)).record
+    eight = replace(flags, ranks=8)
+    one = make_plan(replace(eight, memory=1)).record.asked.short_bytes + 1
+    tight = make_plan(replace(eight, memory=one - 1)).record
     assert tight.asked.fits is False
     assert tight.asked.short_bytes == 1
     assert tight.chosen is not None
@@ -276,3 +277,24 @@ def test_large_models_are_planned_in_20_seconds_and_2_gigabytes(
     assert int(ended) == code, done.stderr
     assert float(seconds) < 20
     assert int(resident) < 2e9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_training_command_runs_the_written_json_unchanged(tmp_path: Path, repository: Path) -> None:
+    # The JSON of GPT-2 XL on one rank of 80 GiB; what is trained is shrunk by flags, as this machine is no GPU.
+    (tmp_path / "large.yaml").write_text(GPT2_XL)
+    out = tmp_path / "out.json"
+    words = ["plan", "--experiment", str(tmp_path / "large.yaml"), "--effective-batch", "4", "--ranks", "1"]
+    words += ["--memory", "80GiB", "--write", str(out)]
+    code = f"import sys; from dsaccum.cli import main; sys.exit(main({words!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+    before = out.read_bytes()
+    small = ["model.config.n_layer=2", "model.config.n_embd=100", "data.sequence_length=32", "run.steps=2"]
+    flags = [part for each in small for part in ("--set", each)]
+    command = [sys.executable, str(repository / "launch" / "train.py"), "--deepspeed", str(out)]
+    command += ["--experiment", str(tmp_path / "large.yaml"), "--output-dir", str(tmp_path / "run"), *flags]
+    done = subprocess.run([*command, "--preflight", "off"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert out.read_bytes() == before
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
