@@ -27,6 +27,7 @@ def build_model(
     end_token: int,
     pad_token: int,
     source: str | Path,
+    weights: bool = True,
 ) -> nn.Module:
     """Build the experiment's model in float32 on the CPU, in training mode; equal seeds give equal weights.
 
@@ -38,6 +39,7 @@ def build_model(
         end_token: id that ends a document.
         pad_token: id that fills up a row.
         source: the experiment's file, for messages.
+        weights: False makes a pretrained model with weights at random: its files are not read.
 
     Raises:
         ConfigError: unknown architecture or override, a model that cannot be loaded or is too small for the data.
@@ -48,7 +50,7 @@ def build_model(
     else:
         token_ids = {"bos_token_id": end_token, "eos_token_id": end_token, "pad_token_id": pad_token}
         if config.pretrained is not None:
-            model = _from_pretrained(config, vocabulary_size, sequence_length, source)
+            model = _from_pretrained(config, vocabulary_size, sequence_length, source, weights=weights)
         else:
             sizes = {"vocab_size": vocabulary_size, "max_position_embeddings": sequence_length, "use_cache": False}
             model = _from_architecture(config, {**sizes, **token_ids}, sequence_length, source)
@@ -89,7 +91,9 @@ def _from_architecture(
         raise ConfigError(problem, source=source, key="model.config", value=config.config) from error
 
 
-def _from_pretrained(config: ModelConfig, vocabulary_size: int, sequence_length: int, source: str | Path) -> nn.Module:
+def _from_pretrained(
+    config: ModelConfig, vocabulary_size: int, sequence_length: int, source: str | Path, *, weights: bool
+) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     name = str(config.pretrained)
@@ -100,6 +104,8 @@ def _from_pretrained(config: ModelConfig, vocabulary_size: int, sequence_length:
         for key, value in changes.items():
             setattr(base, key, value)
         _check_sizes(base, vocabulary_size, sequence_length, source)
+        if not weights:
+            return AutoModelForCausalLM.from_config(base, dtype=torch.float32)
         model, report = AutoModelForCausalLM.from_pretrained(
             name, config=base, dtype=torch.float32, output_loading_info=True
         )

@@ -16,6 +16,7 @@ from dsaccum.cli.bench import bench_command
 from dsaccum.cli.doctor import doctor_command
 from dsaccum.cli.faults import faults_command
 from dsaccum.cli.outcome import refuse
+from dsaccum.cli.plan import plan_command
 from dsaccum.cli.report import report_command
 from dsaccum.cli.usage import as_config_error, in_one_spelling, is_usage_error
 from dsaccum.cli.verify import verify_command
@@ -32,6 +33,7 @@ app.command("verify")(verify_command)
 app.command("faults")(faults_command)
 app.command("audit")(audit_command)
 app.command("bench")(bench_command)
+app.command("plan")(plan_command)
 app.command("doctor")(doctor_command)
 app.command("report")(report_command)
 

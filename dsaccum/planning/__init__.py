@@ -1,0 +1,1 @@
+"""How much memory a run needs, known before it, and what would fit. No DeepSpeed here."""
