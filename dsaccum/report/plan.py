@@ -27,7 +27,7 @@ def plan_lines(record: PlanRecord, *, width: int = WIDTH) -> list[Text]:
         *_splits(way, record.memory_bytes),
         *heading("at its highest", f"B = {_shown(way).micro_batch}, {_shown(way).phase}", width=width),
         *_parts(way, width),
-        *heading("what else", "per rank and optimizer step, beside what was asked for", width=width),
+        *heading("what else", "ckpt: activation checkpointing; bytes per rank and optimizer step", width=width),
         *_others(record),
         *listed("advice", record.advice, width=width),
         Text(),
@@ -72,9 +72,7 @@ def _parts(way: WayRecord, width: int) -> Iterator[Text]:
 
 
 def _others(record: PlanRecord) -> list[Text]:
-    rows: list[list[Text | str]] = [
-        ["ZeRO", "precision", "checkpointing", "B", "N", "peak", "compute", "reduced", "gathered"]
-    ]
+    rows: list[list[Text | str]] = [["ZeRO", "precision", "ckpt", "B", "N", "peak", "compute", "reduced", "gathered"]]
     for way in (record.asked, *record.others):
         best = way.best
         rows.append(
@@ -84,7 +82,7 @@ def _others(record: PlanRecord) -> list[Text]:
                 "on" if way.activation_checkpointing else "off",
                 *(("-", "-") if best is None else (str(best.micro_batch), str(best.accumulation_steps))),
                 Text(f"{size(way.short_bytes)} short", WRONG) if best is None else size(best.peak_bytes),
-                f"x {way.price.compute:.2f}" if way.price.compute is not None else "-",
+                f"x{way.price.compute:.2f}" if way.price.compute is not None else "-",
                 size(way.price.gradient_bytes),
                 size(way.price.parameter_bytes),
             ]
