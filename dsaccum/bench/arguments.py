@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from dsaccum.config.errors import ConfigError
+from dsaccum.verification.cases.arguments import check_range
 
 WARM_UP_WINDOWS: Final = 2
 """The first makes the optimizer's states, the second fills the allocator's caches; neither is timed."""
@@ -49,11 +50,11 @@ class BenchArguments:
     command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_range("--rounds", self.rounds)
-        _check_range("--windows", self.windows, MOST_WINDOWS)
-        _check_range("--ranks", self.ranks)
+        check_range("--rounds", self.rounds, "is no number of rounds")
+        check_range("--windows", self.windows, "is no number of windows that can be timed", most=MOST_WINDOWS)
+        check_range("--ranks", self.ranks, "is no number of ranks")
         for steps in self.accumulation_steps:
-            _check_range("--accum-steps", steps)
+            check_range("--accum-steps", steps, "is no number of accumulation steps")
         if self.label is not None and not _LABEL.fullmatch(self.label):
             allowed = "letters, digits, '.', '_' and '-'"
             raise ConfigError("is no name to keep results under", key="--label", value=self.label, allowed=allowed)
@@ -75,9 +76,3 @@ def parse_steps(text: str) -> tuple[int, ...]:
     except ValueError:
         problem = "is no list of whole numbers"
         raise ConfigError(problem, key="--accum-steps", value=text, fix="--accum-steps 1,2,4") from None
-
-
-def _check_range(flag: str, number: int | None, most: int | None = None) -> None:
-    if number is not None and not 1 <= number <= (most or number):
-        allowed = f"1 to {most}" if most else "1 or more"
-        raise ConfigError("is out of range", key=flag, value=number, allowed=allowed)

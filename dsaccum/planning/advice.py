@@ -8,6 +8,8 @@ from dsaccum.planning.record import WayRecord
 
 _LARGE_SHARE = 0.05
 """A reduce bucket of more than this share of the peak is worth a word."""
+_SMALLER_BUCKET, _LARGEST_ELEMENT = 50_000_000, 4
+"""Elements that are suggested, and bytes of one in fp32: what is no larger already is left as it is."""
 
 
 def advice_for(
@@ -23,12 +25,14 @@ def advice_for(
 
 def _about_bucket(way: WayRecord) -> list[str]:
     peak = (way.best or way.splits[-1]).peak_bytes
-    if way.zero_stage == 0 or way.reduce_bucket_bytes <= _LARGE_SHARE * peak:
+    small = max(_LARGE_SHARE * peak, _SMALLER_BUCKET * _LARGEST_ELEMENT)
+    if way.zero_stage == 0 or way.reduce_bucket_bytes <= small:
         return []
     share = way.reduce_bucket_bytes / peak
     return [
         f"the reduce bucket is {share:.0%} of the peak; "
-        '"reduce_bucket_size": 50000000 in zero_optimization makes it smaller, with more and smaller collectives'
+        f'"reduce_bucket_size": {_SMALLER_BUCKET} in zero_optimization makes it smaller, '
+        "with more and smaller collectives"
     ]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from dsaccum.config.errors import ConfigError
 from dsaccum.loss import build_loss
@@ -55,12 +56,46 @@ def verify(arguments: VerifyArguments, progress: Progress, pools: RankPools | No
         ConfigError: the input is wrong.
         RankFailed: a rank could not carry it out.
     """
+    progress.stage("reading config, data and model")
+    return verify_read(arguments, partial(read_case, arguments), progress, pools)
+
+
+class Asked(Protocol):
+    """What every verification is asked for, whatever it reads."""
+
+    @property
+    def ranks(self) -> int | None:
+        """W; None for the likely number."""
+
+    @property
+    def fault(self) -> str | None:
+        """To inject."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command line."""
+
+
+def verify_read(
+    arguments: Asked, read: Callable[[], PreparedCase], progress: Progress, pools: RankPools | None
+) -> VerifyRecord:
+    """The method, for any case.
+
+    Args:
+        arguments: what was asked for.
+        read: gives the case; ranks start meanwhile.
+        progress: told what happens.
+        pools: started ranks to use; None for ranks that start and end here.
+
+    Raises:
+        ConfigError: the input is wrong.
+        RankFailed: a rank could not carry it out.
+    """
     started = time.perf_counter()
     with ExitStack() as stack:
         own = pools if pools is not None else stack.enter_context(RankPools())
         own.get(arguments.ranks or likely_ranks())  # they import their libraries while the input is read
-        progress.stage("reading config, data and model")
-        prepared = with_fault(read_case(arguments), arguments.fault)
+        prepared = with_fault(read(), arguments.fault)
         examined = examine(prepared, own.get(prepared.case.batch.world_size), progress)
     return record_of(prepared, examined, started, arguments.command)
 

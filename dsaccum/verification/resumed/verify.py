@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from dsaccum.verification.cases.inputs import likely_ranks
 from dsaccum.verification.progress import Progress
 from dsaccum.verification.ranks.pools import RankPools
 from dsaccum.verification.records.record import VerifyRecord
 from dsaccum.verification.resumed.arguments import ResumeArguments
 from dsaccum.verification.resumed.inputs import read_resumed_case
-from dsaccum.verification.verify import examine, record_of, with_fault
+from dsaccum.verification.verify import verify_read
 
 
 def verify_resumed(arguments: ResumeArguments, progress: Progress, pools: RankPools | None = None) -> VerifyRecord:
@@ -28,12 +26,6 @@ def verify_resumed(arguments: ResumeArguments, progress: Progress, pools: RankPo
         ConfigError: the input is wrong.
         RankFailed: a rank could not carry it out.
     """
-    started = time.perf_counter()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsaccum-resume-")))
-        own = pools if pools is not None else stack.enter_context(RankPools())
-        own.get(arguments.ranks or likely_ranks())  # they import their libraries while the run is read
-        progress.stage("reading the run, its data and model, and a copy of its checkpoint")
-        prepared = with_fault(read_resumed_case(arguments, folder), arguments.fault)
-        examined = examine(prepared, own.get(prepared.case.batch.world_size), progress)
-    return record_of(prepared, examined, started, arguments.command)
+    progress.stage("reading the run, its data and model, and a copy of its checkpoint")
+    with tempfile.TemporaryDirectory(prefix="dsaccum-resume-") as folder:
+        return verify_read(arguments, partial(read_resumed_case, arguments, Path(folder)), progress, pools)
