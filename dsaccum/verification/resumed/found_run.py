@@ -17,7 +17,7 @@ from dsaccum.config.errors import ConfigError
 from dsaccum.config.experiment import Experiment
 from dsaccum.config.loading import experiment_of
 from dsaccum.training.checkpoints.loading import damage_in
-from dsaccum.training.checkpoints.manifest import MANIFEST
+from dsaccum.training.checkpoints.manifest import MANIFEST, Manifest
 from dsaccum.training.checkpoints.shelf import Checkpoint, Damaged, Shelf
 from dsaccum.training.run_directory import RECORD, RunDirectory
 from dsaccum.training.start import find_start
@@ -138,13 +138,14 @@ def _copied(checkpoint: Checkpoint, folder: Path, passed_over: list[str]) -> Che
 
 def _nothing(run: FoundRun, passed_over: list[str]) -> ConfigError:
     place: dict[str, Any] = {"source": "--resume", "key": str(run.directory.path)}
-    if passed_over:
-        return ConfigError(f"holds no checkpoint that can be used: {'; '.join(passed_over)}", **place)
-    strange = next(iter(_schemas(run.directory.checkpoints)), None)
-    if strange is not None:
+    own = Manifest.model_fields["schema_name"].default
+    strange = next((schema for schema in _schemas(run.directory.checkpoints) if schema != own), None)
+    if strange is not None:  # before damage, for which other keys would be taken
         return ConfigError(
             f"its checkpoints are {strange}, which this dsaccum doesn't read", **place, fix=_SAME_VERSION
         )
+    if passed_over:
+        return ConfigError(f"holds no checkpoint that can be used: {'; '.join(passed_over)}", **place)
     return ConfigError("holds no whole checkpoint", **place, fix="a run with run.checkpoint_every below its steps")
 
 
