@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsaccum.cli.options import json_option, verbose_option
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_record
 from dsaccum.report.new_files import check_new_files
@@ -28,12 +29,8 @@ def audit_command(
         bool,
         typer.Option("--full", metavar="", help="Every combination: hours, not so that every pair of them comes up."),
     ] = False,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT.json", help="Write the record to a new file.")
-    ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", metavar="", help="What libraries and ranks say, and tracebacks.")
-    ] = False,
+    json: Annotated[Path | None, json_option()] = None,
+    verbose: Annotated[bool, verbose_option()] = False,
 ) -> int:
     """Try the installed DeepSpeed in many circumstances, called in the ways that people call it: minutes.
 

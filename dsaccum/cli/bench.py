@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsaccum.bench.arguments import BenchArguments, parse_steps
+from dsaccum.cli.options import experiment_option, json_option, overrides_option, ranks_option, verbose_option
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_plot, write_record
 from dsaccum.cli.verify import read_early
@@ -30,7 +31,7 @@ def bench_command(
     ] = None,
     experiment: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.yaml", help="Experiment: model, data, loss.", rich_help_panel=_SUBJECT),
+        experiment_option(_SUBJECT),
     ] = None,
     accum_steps: Annotated[
         str | None,
@@ -38,13 +39,11 @@ def bench_command(
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(metavar="W", help="Data-parallel ranks; as many as cores, at most 2.", rich_help_panel=_SUBJECT),
+        ranks_option(_SUBJECT),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="SECTION.KEY=VALUE", help="Any field of the YAML; repeatable.", rich_help_panel=_SUBJECT
-        ),
+        overrides_option(_SUBJECT),
     ] = None,
     rounds: Annotated[
         int, typer.Option(metavar="R", help="Each N is run once in each.", rich_help_panel=_RIGOUR)
@@ -61,7 +60,7 @@ def bench_command(
     ] = None,
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="OUT.json", help="Write the record to a new file.", rich_help_panel=_OUTPUT),
+        json_option(_OUTPUT),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -69,9 +68,7 @@ def bench_command(
     ] = None,
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", metavar="", help="What libraries and ranks say, and tracebacks.", rich_help_panel=_OUTPUT
-        ),
+        verbose_option(_OUTPUT),
     ] = False,
 ) -> int:
     """Measure what accumulation saves in memory and costs in time, over ways to split one effective batch.

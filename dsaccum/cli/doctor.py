@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsaccum.cli.options import json_option
 from dsaccum.cli.outcome import ExitCode, exit_code_of, show
 from dsaccum.cli.record_file import write_record
 from dsaccum.report.new_files import check_new_files
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 
 def doctor_command(
     context: typer.Context,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT.json", help="Write the record to a new file.")
-    ] = None,
+    json: Annotated[Path | None, json_option()] = None,
     verbose: Annotated[bool, typer.Option("--verbose", metavar="", help="Tracebacks of what nobody foresaw.")] = False,
 ) -> int:
     """Look at this machine for what makes training or verifying fail, and show the fix for each problem.

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dsaccum.cli.options import verbose_option
 from dsaccum.cli.outcome import ExitCode, exit_code_of, show
 from dsaccum.cli.record_file import write_record
 from dsaccum.config.errors import ConfigError
@@ -27,9 +28,7 @@ def faults_command(
     json: Annotated[
         Path | None, typer.Option("--json", metavar="OUT.json", help="With --run: write the record to a new file.")
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", metavar="", help="What libraries and ranks say, and tracebacks.")
-    ] = False,
+    verbose: Annotated[bool, verbose_option()] = False,
 ) -> int:
     """List the known faults of gradient accumulation; with --run, show which of them are caught and rightly named.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from dsaccum import __version__
+from dsaccum.cli.options import json_option, overrides_option
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_record
 from dsaccum.config.errors import ConfigError
@@ -40,9 +41,7 @@ def plan_command(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="SECTION.KEY=VALUE", help="Any field of the YAML; repeatable.", rich_help_panel=_SUBJECT
-        ),
+        overrides_option(_SUBJECT),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(metavar="W", help="Data-parallel ranks. Required.", rich_help_panel=_ROOM)
@@ -65,7 +64,7 @@ def plan_command(
     ] = None,
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="OUT.json", help="Write the record to a new file.", rich_help_panel=_OUTPUT),
+        json_option(_OUTPUT),
     ] = None,
     verbose: Annotated[
         bool,

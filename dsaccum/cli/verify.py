@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dsaccum.cli.options import experiment_option, json_option, overrides_option, ranks_option, verbose_option
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_record, write_report
 from dsaccum.config.errors import ConfigError
@@ -30,7 +31,7 @@ def verify_command(
     ] = None,
     experiment: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.yaml", help="Experiment: model, data, loss.", rich_help_panel=_SUBJECT),
+        experiment_option(_SUBJECT),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -53,7 +54,7 @@ def verify_command(
     ] = "dsaccum",
     ranks: Annotated[
         int | None,
-        typer.Option(metavar="W", help="Data-parallel ranks; as many as cores, at most 2.", rich_help_panel=_CHANGES),
+        ranks_option(_CHANGES),
     ] = None,
     steps: Annotated[
         int, typer.Option(metavar="K", help=f"Optimizer steps, 1 to {MOST_STEPS}.", rich_help_panel=_CHANGES)
@@ -66,9 +67,7 @@ def verify_command(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="SECTION.KEY=VALUE", help="Any field of the YAML; repeatable.", rich_help_panel=_CHANGES
-        ),
+        overrides_option(_CHANGES),
     ] = None,
     inject: Annotated[
         str | None,
@@ -104,7 +103,7 @@ def verify_command(
     ] = False,
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="OUT.json", help="Write the record to a new file.", rich_help_panel=_OUTPUT),
+        json_option(_OUTPUT),
     ] = None,
     html: Annotated[
         Path | None,
@@ -117,9 +116,7 @@ def verify_command(
     ] = None,
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", metavar="", help="What libraries and ranks say, and tracebacks.", rich_help_panel=_OUTPUT
-        ),
+        verbose_option(_OUTPUT),
     ] = False,
 ) -> int:
     """Prove, or refute, that N accumulated micro-batches give the update of one big batch.
