@@ -11,8 +11,8 @@ from enum import IntEnum
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks
 
-FIRST_RANK_SPEAKS_S = 3.0
-"""How long the other ranks leave the word to rank 0; its launcher ends them meanwhile."""
+FIRST_RANK_SPEAKS_S = 10.0
+"""How long the other ranks leave the word to rank 0; its launcher ends them meanwhile, if busy after 3 s and more."""
 
 
 class ExitCode(IntEnum):
