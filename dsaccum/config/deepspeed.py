@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from dsaccum.config.optimizer import check_gradient_clipping, check_optimizer, c
 from dsaccum.config.precision import Precision, resolve_numerics
 from dsaccum.config.reading import read_json_object
 from dsaccum.config.schema import DeepSpeedSchema
-from dsaccum.config.triangle import resolve_batch
+from dsaccum.config.triangle import leaves_micro_batch_open, resolve_batch
 
 _RATES_SHOWN = 8
 _UPDATES_AHEAD = 1000
@@ -37,6 +37,7 @@ class DeepSpeedSettings:
         accumulation_dtype: what gradients are accumulated in: fp32, bf16 or fp16.
         gradient_clipping: the limit of the gradient's norm, 0 for none.
         warnings: what runs and may not be what was meant, one line each.
+        automatic: the JSON leaves N and B open; ``batch`` is E on these ranks in one micro-step, until it is decided.
     """
 
     source: Path
@@ -47,6 +48,11 @@ class DeepSpeedSettings:
     accumulation_dtype: str
     gradient_clipping: float
     warnings: list[str]
+    automatic: bool = False
+
+    def split_as(self, batch: EffectiveBatch) -> DeepSpeedSettings:
+        """The same, with another N and B."""
+        return replace(self, config=self.config | _batch_keys(batch), batch=batch)
 
 
 def load_deepspeed_config(
@@ -57,6 +63,7 @@ def load_deepspeed_config(
     world_size: int,
     accumulation_steps: int | None = None,
     micro_batch: int | None = None,
+    may_be_automatic: bool = False,
 ) -> DeepSpeedSettings:
     """Read a DeepSpeed JSON and resolve it, see ``resolve_deepspeed_config``.
 
@@ -71,6 +78,7 @@ def load_deepspeed_config(
         world_size=world_size,
         accumulation_steps=accumulation_steps,
         micro_batch=micro_batch,
+        may_be_automatic=may_be_automatic,
     )
 
 
@@ -83,6 +91,7 @@ def resolve_deepspeed_config(
     world_size: int,
     accumulation_steps: int | None = None,
     micro_batch: int | None = None,
+    may_be_automatic: bool = False,
 ) -> DeepSpeedSettings:
     """Fill in what a DeepSpeed JSON leaves open, and check everything that can be checked before the start.
 
@@ -97,13 +106,15 @@ def resolve_deepspeed_config(
         world_size: data-parallel ranks (W).
         accumulation_steps: of the flag ``--accum-steps``.
         micro_batch: of the flag ``--micro-batch``.
+        may_be_automatic: whether the caller decides on N and B where the JSON says ``"auto"`` and states E.
 
     Raises:
         ConfigError: the first mistake, with file, key, and the smallest fix. Nothing was started or written.
     """
     with located_in(source):
         check_keys(written, schema)
-        batch, changes = resolve_batch(written, world_size, accumulation_steps, micro_batch)
+        automatic = may_be_automatic and leaves_micro_batch_open(written, accumulation_steps, micro_batch)
+        batch, changes = resolve_batch(written, world_size, 1 if automatic else accumulation_steps, micro_batch)
         unused = unused_auto_values(written, experiment)
         config = fill_auto(written | _batch_keys(batch), experiment, schema)
         check_gradient_clipping(config)
@@ -122,6 +133,7 @@ def resolve_deepspeed_config(
         accumulation_dtype=numerics.accumulation,
         gradient_clipping=float(config["gradient_clipping"]),
         warnings=changes + unused + warnings_for(config, numerics, experiment.run.steps, first_rates, schema),
+        automatic=automatic,
     )
 
 

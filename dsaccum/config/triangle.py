@@ -59,6 +59,12 @@ def resolve_batch(
     return batch, _changes(stated, batch, accumulation_steps, micro_batch)
 
 
+def leaves_micro_batch_open(config: Mapping[str, Any], accumulation_steps: int | None, micro_batch: int | None) -> bool:
+    """Whether B is ``"auto"`` and nothing says N: then E alone is given, and memory decides."""
+    unsaid = config.get(STEPS_KEY, AUTO) == AUTO and accumulation_steps is None and micro_batch is None
+    return unsaid and config.get(MICRO_BATCH_KEY) == AUTO and config.get(TOTAL_KEY, AUTO) != AUTO
+
+
 def _with_flags(stated: _Triangle, accumulation_steps: int | None, micro_batch: int | None) -> _Triangle:
     if accumulation_steps is not None and micro_batch is not None:
         return _Triangle(None, accumulation_steps, micro_batch)

@@ -37,6 +37,10 @@ class WindowStream:
             )
         self.samples, self.order, self.batch, self.rank, self.pad_token = samples, order, batch, rank, pad_token
 
+    def split_as(self, batch: EffectiveBatch) -> WindowStream:
+        """The same windows, split otherwise."""
+        return WindowStream(self.samples, self.order, batch, self.rank, self.pad_token)
+
     def sample_ids(self, window: int) -> np.ndarray:
         """Samples of a window on this rank, [N, B], int64; ``FILLER`` for rows without a sample."""
         return rank_rows(self.order.sample_ids(window), self.rank, self.batch)

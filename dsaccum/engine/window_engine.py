@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dsaccum.batch import EffectiveBatch, is_update_boundary
 from dsaccum.engine.gradients import GradientWitness, gradient_norm, step_discarded
+from dsaccum.engine.out_of_memory import WindowRecovery, can_be_void, split_otherwise, stand_in
 from dsaccum.engine.remedies import apply_remedies
 from dsaccum.loss import SummedLoss, engine_divisor, model_inputs
 
@@ -30,12 +31,14 @@ class WindowOutcome:
         learning_rate: the rate used in this step.
         gradient_norm: before clipping, of the whole reduced gradient; None where the step was skipped.
         applied: False where the gradient was not finite and the whole window was discarded, on all ranks alike.
+        out_of_memory: what this rank could not get; the window is void then on all ranks, and none of it was applied.
     """
 
     micro_losses: Tensor
     learning_rate: float
     gradient_norm: float | None
     applied: bool
+    out_of_memory: str | None = None
 
 
 class WindowEngine:
@@ -47,6 +50,8 @@ class WindowEngine:
         batch: the same numbers, with W.
         loss: sum and count of a micro-batch.
         remedies: mend what DeepSpeed gets wrong and we can mend; False shows what it does by itself.
+        recover: where memory runs out, see the window to its end and say so, so that it can be run again in a smaller
+            split; has no effect at ZeRO 3 and with offloading.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class WindowEngine:
         loss: SummedLoss,
         *,
         remedies: bool = True,
+        recover: bool = False,
     ) -> None:
         import deepspeed
 
@@ -75,6 +81,7 @@ class WindowEngine:
         # Where DeepSpeed has no wrapper around the optimizer, nobody computes a norm or looks for NaN: we do.
         self._bare_optimizer = self._stage == 0 and self.engine.optimizer is self.engine.basic_optimizer
         self._witness: GradientWitness | None = GradientWitness(self.engine.module)
+        self._recovery = WindowRecovery(self.engine) if recover and can_be_void(self.engine) else None
 
     @property
     def device(self) -> torch.device:
@@ -101,19 +108,41 @@ class WindowEngine:
         losses = []
         norm: float | None = None
         skipped_before = self.engine.skipped_steps
+        if self._recovery is not None:
+            self._recovery.begin_window()
         for micro_step, micro_batch in enumerate(micro_batches, start=1):
-            losses.append(self._accumulate(micro_batch, divisor, partial(progress, micro_step)))
+            losses.append(self._micro_step(micro_batch, divisor, partial(progress, micro_step)))
             progress(micro_step, "step")
             if is_update_boundary(micro_step, steps):
                 norm = self._update()
             else:
                 self.engine.step()
         applied = self.engine.skipped_steps == skipped_before
-        if self._witness is not None:
+        out_of_memory = self._recovery.message if self._recovery is not None else None
+        if out_of_memory is None and self._witness is not None:
             decays = any(group.get("weight_decay") for group in self.engine.optimizer.param_groups)
             self.decayed_without_gradient = self._witness.close() if decays else []
             self._witness = None
-        return WindowOutcome(torch.stack(losses).double(), learning_rate, norm if applied else None, applied)
+        known_norm = norm if applied else None
+        return WindowOutcome(torch.stack(losses).double(), learning_rate, known_norm, applied, out_of_memory)
+
+    def run_again_as(self, batch: EffectiveBatch) -> None:
+        """Take back a window that some rank had no memory for, and go on with another split of the same E.
+
+        Every rank calls it, before it runs the window again.
+        """
+        assert self._recovery is not None
+        self._recovery.undo()
+        split_otherwise(self.engine, batch)
+        self.batch = batch
+
+    def _micro_step(self, micro_batch: MicroBatch, divisor: float, progress: Callable[[str], None]) -> Tensor:
+        if self._recovery is None:
+            return self._accumulate(micro_batch, divisor, progress)
+        return self._recovery.micro_step(
+            lambda: self._accumulate(micro_batch, divisor, progress),
+            lambda: self._accumulate(stand_in(micro_batch), math.nan, progress),
+        )
 
     def _accumulate(self, micro_batch: MicroBatch, divisor: float, progress: Callable[[str], None]) -> Tensor:
         """Forward and backward of one micro-batch; returns its summed loss.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from datetime import date
-from pathlib import Path
 from typing import NamedTuple
 
+from dsaccum.user_cache import cached_file
 from dsaccum.verification.records.record import VerifyRecord
 
 
@@ -20,7 +19,7 @@ class Kept(NamedTuple):
 
 def find(fingerprint: str) -> Kept | None:
     """What was kept under this number; None where nothing was, or where it cannot be read."""
-    path = _path(fingerprint)
+    path = cached_file("preflight", fingerprint)
     with contextlib.suppress(OSError, ValueError):
         record = VerifyRecord.read(path)
         if record.verdict == "equivalent":
@@ -30,7 +29,7 @@ def find(fingerprint: str) -> Kept | None:
 
 def keep(fingerprint: str, record: VerifyRecord) -> str | None:
     """Keep it for the next start; returns why not where that failed, which is no reason not to train."""
-    path = _path(fingerprint)
+    path = cached_file("preflight", fingerprint)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -40,8 +39,3 @@ def keep(fingerprint: str, record: VerifyRecord) -> str | None:
     except (OSError, RuntimeError) as error:
         return f"it could not be kept in {path.parent} ({getattr(error, 'strerror', None) or error})"
     return None
-
-
-def _path(fingerprint: str) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "dsaccum" / "preflight" / f"{fingerprint}.json"

@@ -30,6 +30,7 @@ from dsaccum.training.gathering import Gathering
 from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
 from dsaccum.training.loop import TrainingLoop
+from dsaccum.training.micro_batch import AutomaticMicroBatch
 from dsaccum.training.replica_check import ReplicaCheck
 from dsaccum.training.run_directory import RunDirectory, create_output_directory
 from dsaccum.training.stop_request import StopRequest
@@ -64,7 +65,7 @@ def build_engine(inputs: Inputs, ranks: Ranks, continuation: Continuation | None
     quiet = contextlib.nullcontext() if inputs.arguments.verbose else contextlib.redirect_stdout(io.StringIO())
     try:
         with quiet:
-            engine = WindowEngine(inputs.model, config, deepspeed.batch, inputs.loss)
+            engine = WindowEngine(inputs.model, config, deepspeed.batch, inputs.loss, recover=deepspeed.automatic)
     except Exception as error:
         if is_communication(error):
             raise
@@ -114,7 +115,7 @@ def build_keeper(inputs: Inputs, ranks: Ranks, engine: WindowEngine, watchdog: W
     writer = CheckpointWriter(
         engine.engine,
         Shelf(run.directory.checkpoints),
-        Split.of(inputs.deepspeed.batch),
+        lambda: Split.of(engine.batch),
         run.origin,
         settings.keep_checkpoints,
         opening.installed_versions(),
@@ -151,6 +152,12 @@ def _agree_on_directory(inputs: Inputs, ranks: Ranks) -> tuple[RunDirectory, Bin
     raise answer[0]
 
 
+def build_stream(inputs: Inputs, ranks: Ranks, run: Run) -> WindowStream:
+    """This rank's windows, from where the run begins."""
+    data, order = inputs.data, inputs.window_order(run.origin)
+    return WindowStream(data.samples, order, inputs.deepspeed.batch, ranks.rank, data.tokenizer.pad_token)
+
+
 def build_loop(
     inputs: Inputs,
     ranks: Ranks,
@@ -159,14 +166,15 @@ def build_loop(
     stop: StopRequest,
     run: Run,
     keeper: CheckpointKeeper,
+    stream: WindowStream,
+    automatic: AutomaticMicroBatch | None,
 ) -> TrainingLoop:
     """With everything that it tells and asks on the way."""
-    batch, data, journal = inputs.deepspeed.batch, inputs.data, run.journal
-    order = inputs.window_order(run.origin)
+    journal = run.journal
     return TrainingLoop(
         engine=engine,
-        stream=WindowStream(data.samples, order, batch, ranks.rank, data.tokenizer.pad_token),
-        exchange=ControlExchange(ranks.rank, batch.accumulation_steps, engine.device),
+        stream=stream,
+        exchange=ControlExchange(ranks.rank, engine.device),
         watchdog=watchdog,
         stop=stop,
         record=journal.step,
@@ -174,6 +182,7 @@ def build_loop(
         replicas=ReplicaCheck(engine.engine, inputs.experiment.run.replica_check_every, ranks.world_size),
         evaluate=_evaluation(inputs, ranks, engine, watchdog, journal),
         at_boundary=keeper.at_boundary,
+        after_void_window=automatic.after_void_window if automatic is not None else None,
     )
 
 
@@ -182,12 +191,11 @@ def _evaluation(
 ) -> Callable[[int], float | None]:
     """Every ``run.eval_every`` steps the held-out loss; nothing that training draws is drawn by it."""
     every, data = inputs.experiment.run.eval_every, inputs.data
-    last_micro_step = inputs.deepspeed.batch.accumulation_steps
 
     def evaluate(step: int) -> float | None:
         if not every or step % every:
             return None
-        watchdog.at(step, last_micro_step, "evaluation")
+        watchdog.at(step, engine.batch.accumulation_steps, "evaluation")
         state = random_state()
         loss = finish.held_out_loss(engine, data.held_out, data.tokenizer.pad_token, ranks.rank, watchdog.moved)
         restore_random_state(state)

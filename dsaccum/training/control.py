@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+_MICRO_STEPS = 2**20
+"""More than a window has, so that a rank and its micro-step make one number."""
+
 
 @dataclass(frozen=True)
 class WindowReport:
@@ -57,8 +60,8 @@ class ControlExchange:
     SIZE = 8
     """float64 numbers, i.e. 64 bytes."""
 
-    def __init__(self, rank: int, accumulation_steps: int, device: torch.device) -> None:
-        self._rank, self._steps = rank, accumulation_steps
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank = rank
         self._buffer = torch.zeros(self.SIZE, dtype=torch.float64, device=device)
 
     def __call__(
@@ -66,14 +69,14 @@ class ControlExchange:
     ) -> Agreement:
         """One collective. Every rank calls it once per window, and once more after the last."""
         # With one rank at fault its (rank, micro-step) survives the sum; with several only their number does.
-        code = self._rank * self._steps + finished.non_finite[0] - 1 if finished.non_finite else 0
+        code = self._rank * _MICRO_STEPS + finished.non_finite[0] - 1 if finished.non_finite else 0
         numbers = [targets, samples, finished.loss_sum, stop, bool(finished.non_finite), code, digest, apart]
         self._buffer.copy_(torch.tensor([float(number) for number in numbers], dtype=torch.float64))
         dist.all_reduce(self._buffer)
         all_targets, all_samples, loss_sum, stops, at_fault, code_sum, digests, ranks_apart = self._buffer.tolist()
         culprit = None
         if at_fault == 1:
-            rank, index = divmod(int(code_sum), self._steps)
+            rank, index = divmod(int(code_sum), _MICRO_STEPS)
             culprit = (rank, index + 1)
         return Agreement(
             targets=int(all_targets),

@@ -68,6 +68,7 @@ def _read(arguments: TrainArguments, ranks: Ranks) -> Inputs:
         world_size=ranks.world_size,
         accumulation_steps=arguments.accumulation_steps,
         micro_batch=arguments.micro_batch,
+        may_be_automatic=True,
     )
     start = find_start(arguments.resume, arguments.output_directory) if ranks.is_first else Start()
     source = arguments.experiment

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dsaccum.batch import EffectiveBatch
 from dsaccum.training.console import ConsoleProgress
 from dsaccum.training.metrics import MetricsFile, StepMetrics
 from dsaccum.training.outcome import say
@@ -62,6 +63,14 @@ class Journal:
         """Rank 0: all lines so far are on the disk; returns their length in bytes."""
         assert self._metrics is not None
         return self._metrics.make_durable()
+
+    def split_anew(self, batch: EffectiveBatch, step: int, line: str) -> None:
+        """From this step on the effective batch is split otherwise; the line says why."""
+        split = {"micro_batch": batch.micro_batch, "accumulation_steps": batch.accumulation_steps}
+        self._record["effective_batch"] = {**self._record["effective_batch"], **split}
+        self._record["split_anew"] = [*self._record.get("split_anew", []), {"step": step, **split}]
+        self._write_status("running")
+        self.note(line)
 
     def note(self, line: str) -> None:
         """Show one line."""

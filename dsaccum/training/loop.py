@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
-from dsaccum.engine.window_engine import WindowEngine, WindowOutcome
+from dsaccum.engine.window_engine import MicroBatch, WindowEngine, WindowOutcome
 from dsaccum.loss import window_count
 from dsaccum.training.checkpoints.manifest import Counters
+from dsaccum.training.checkpoints.random_state import random_state, restore_random_state
 from dsaccum.training.control import Agreement, ControlExchange, WindowReport
 from dsaccum.training.metrics import StepMetrics
 from dsaccum.training.outcome import RunFailed
@@ -66,6 +67,8 @@ class TrainingLoop:
         replicas: checks now and then that the ranks' parameters are the same; None for never.
         evaluate: the held-out loss after a step, or None where it is not looked at. A collective.
         at_boundary: called on all ranks when a window is done and recorded, and nothing of the next one is begun.
+        after_void_window: told the step and what this rank's memory lacked, if it did, when a step was discarded;
+            returns the windows in smaller micro-batches, to run this one again, or None. A collective.
     """
 
     def __init__(
@@ -80,11 +83,12 @@ class TrainingLoop:
         replicas: ReplicaCheck | None = None,
         evaluate: Callable[[int], float | None] = lambda _: None,
         at_boundary: Callable[[Counters], None] = lambda _: None,
+        after_void_window: Callable[[int, str | None], Windows | None] | None = None,
     ) -> None:
         self._engine, self._stream, self._exchange = engine, stream, exchange
         self._watchdog, self._stop, self._record, self._note = watchdog, stop, record, note
         self._replicas = replicas
-        self._evaluate, self._at_boundary = evaluate, at_boundary
+        self._evaluate, self._at_boundary, self._after_void_window = evaluate, at_boundary, after_void_window
         self._counters = Counters()
 
     def run(self, steps: int, max_skipped: int, start: Counters | None = None) -> Counters:
@@ -116,7 +120,7 @@ class TrainingLoop:
             if window.stop:
                 return self._counters
 
-            outcome = self._engine.run_window(micro_batches, window.targets, partial(self._watchdog.at, step))
+            outcome = self._run_window(step, micro_batches, window.targets)
             held_out_loss = self._evaluate(step)
             clock, started = time.perf_counter(), clock
             finished = Finished(step, window.samples, window.targets, clock - started, outcome, held_out_loss)
@@ -126,6 +130,20 @@ class TrainingLoop:
         if self._replicas is not None and self._replicas.pending:  # of the last step: nobody has told the others yet
             self._agree(None, targets=0, samples=0)
         return self._counters
+
+    def _run_window(self, step: int, micro_batches: Sequence[MicroBatch], targets: int) -> WindowOutcome:
+        """In smaller micro-batches again and again, as long as some rank has no memory for it."""
+        progress = partial(self._watchdog.at, step)
+        if self._after_void_window is None:
+            return self._engine.run_window(micro_batches, targets, progress)
+        generators = random_state()
+        while True:
+            outcome = self._engine.run_window(micro_batches, targets, progress)
+            smaller = None if outcome.applied else self._after_void_window(step, outcome.out_of_memory)
+            if smaller is None:
+                return outcome
+            restore_random_state(generators)
+            self._stream, micro_batches = smaller, smaller.window(step - 1)
 
     def _agree(self, finished: Finished | None, *, targets: int, samples: int) -> Agreement:
         """Exchange counts of the coming window and the loss of the finished one, which is recorded at once."""

@@ -20,16 +20,23 @@ from dsaccum.training.outcome import FIRST_RANK_SPEAKS_S, ExitCode, Interrupted,
 from dsaccum.training.preflight import NotEquivalent
 
 if TYPE_CHECKING:
+    from dsaccum.training.micro_batch import Sizing
     from dsaccum.training.preflight import Preflight
 
 
-def main(command_line: Sequence[str], default_experiment: Path, preflight: Preflight | None = None) -> int:
+def main(
+    command_line: Sequence[str],
+    default_experiment: Path,
+    preflight: Preflight | None = None,
+    sizing: Sizing | None = None,
+) -> int:
     """Train; returns the exit code of this rank (``ExitCode``), or ends the process with it where it failed.
 
     Args:
         command_line: flags, without the program's name.
         default_experiment: the YAML to use when ``--experiment`` is not given.
         preflight: asked before the first step, unless ``--preflight off``.
+        sizing: asked for the micro-batch that a run with ``"auto"`` starts with.
     """
     started = time.perf_counter()
     _open_streams()
@@ -50,7 +57,7 @@ def main(command_line: Sequence[str], default_experiment: Path, preflight: Prefl
             inputs = read_inputs(arguments, ranks)
         joined = True
         asked = preflight if arguments.preflight else None
-        code = execute(inputs, ranks, command=list(command_line), started=started, preflight=asked)
+        code = execute(inputs, ranks, command=list(command_line), started=started, preflight=asked, sizing=sizing)
     except ConfigError as error:
         code = refuse(error, ranks)
     except NotEquivalent as finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import NoReturn
@@ -15,7 +16,7 @@ from dsaccum.config.experiment import RunConfig
 from dsaccum.engine.process import Ranks, start_process_group
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.training import finish, opening
-from dsaccum.training.assembly import Run, build_engine, build_keeper, build_loop, open_run
+from dsaccum.training.assembly import Run, build_engine, build_keeper, build_loop, build_stream, open_run
 from dsaccum.training.checkpoints.keeping import CheckpointKeeper
 from dsaccum.training.checkpoints.manifest import Counters
 from dsaccum.training.console import ConsoleProgress
@@ -24,6 +25,7 @@ from dsaccum.training.failure import failures_named
 from dsaccum.training.identity import everything
 from dsaccum.training.inputs import Inputs
 from dsaccum.training.journal import Journal
+from dsaccum.training.micro_batch import AutomaticMicroBatch, Sizing, TryTheLargest, choose_micro_batch
 from dsaccum.training.outcome import ExitCode, Interrupted, RunFailed
 from dsaccum.training.preflight import Preflight
 from dsaccum.training.run_directory import RunDirectory
@@ -36,7 +38,13 @@ COLLECTIVE_MARGIN_S = 30.0
 
 
 def execute(
-    inputs: Inputs, ranks: Ranks, *, command: list[str], started: float, preflight: Preflight | None = None
+    inputs: Inputs,
+    ranks: Ranks,
+    *,
+    command: list[str],
+    started: float,
+    preflight: Preflight | None = None,
+    sizing: Sizing | None = None,
 ) -> ExitCode:
     """Join the other ranks, train, save, and report.
 
@@ -46,6 +54,7 @@ def execute(
         command: the flags, for the record.
         started: ``time.perf_counter()`` when the process began.
         preflight: asked before the engine is built.
+        sizing: asked where B starts if the JSON leaves it open; None to begin with the largest.
 
     Raises:
         NotEquivalent: the preflight found accumulation wrong.
@@ -60,7 +69,9 @@ def execute(
     journal: Journal | None = None
     try:
         with failures_named(ranks, watchdog):
-            console = _announce(inputs, ranks)
+            console = ConsoleProgress(settings.steps, is_first=ranks.is_first)
+            inputs = choose_micro_batch(inputs, ranks, sizing or TryTheLargest(), console.note, watchdog.moved)
+            _announce(inputs, console)
             record = opening.run_record(inputs, ranks, command)
             check_same_everywhere(everything(record), ranks)
             continuation = agree_on_continuation(inputs, ranks, record, console.note, watchdog.moved)
@@ -71,8 +82,12 @@ def execute(
             journal = run.journal
             watchdog.on_end = stop.on_end = partial(journal.fail, speaks=True)
             keeper = build_keeper(inputs, ranks, engine, watchdog, run)
-            loop = build_loop(inputs, ranks, engine, watchdog, stop, run, keeper)
-            counters = loop.run(settings.steps, settings.max_skipped, run.counters)
+            stream, automatic = build_stream(inputs, ranks, run), None
+            if inputs.deepspeed.automatic:
+                automatic = AutomaticMicroBatch(inputs, ranks, engine, stream, sizing or TryTheLargest(), run.journal)
+            loop = build_loop(inputs, ranks, engine, watchdog, stop, run, keeper, stream, automatic)
+            with automatic.remembered(watchdog) if automatic is not None else nullcontext():
+                counters = loop.run(settings.steps, settings.max_skipped, run.counters)
             if counters.step < settings.steps:
                 _interrupt(inputs, ranks, stop, run, keeper, counters, command)
             keeper.save_at_the_end(counters)
@@ -152,13 +167,11 @@ def _join(ranks: Ranks, timeout_s: float) -> None:
         raise RunFailed(f"rank {ranks.rank} of {ranks.world_size} could not start: {reason}", own=True) from error
 
 
-def _announce(inputs: Inputs, ranks: Ranks) -> ConsoleProgress:
+def _announce(inputs: Inputs, console: ConsoleProgress) -> None:
     """Everything that is known before the engine is built, which may take a while."""
-    console = ConsoleProgress(inputs.experiment.run.steps, is_first=ranks.is_first)
     warnings = [*inputs.deepspeed.warnings, *opening.data_warnings(inputs)]
     for line in [*opening.describe(inputs), *(f"warning: {warning}" for warning in warnings)]:
         console.note(line)
-    return console
 
 
 def _finish(

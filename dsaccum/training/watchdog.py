@@ -30,6 +30,11 @@ class Position:
     micro_step: int
     phase: int
 
+    @property
+    def in_micro_step(self) -> bool:
+        """Whether a forward or backward pass runs, or the reduction at its end."""
+        return PHASES[self.phase] in ("forward", "backward")
+
     def __str__(self) -> str:
         phase = PHASES[self.phase]
         if self.step == 0 or phase == "finish":

@@ -92,7 +92,7 @@ def main() -> None:
     metrics = MetricsFile(folder / "metrics.jsonl")
     loop = TrainingLoop(
         engine=ours, stream=stream,
-        exchange=ControlExchange(ranks.rank, settings.batch.accumulation_steps, ours.device),
+        exchange=ControlExchange(ranks.rank, ours.device),
         watchdog=Watchdog(ranks, 600, stop := StopRequest()).start(), stop=stop, record=metrics.write,
         note=lambda line: None,
     )  # fmt: skip

@@ -46,7 +46,7 @@ def run_watched(
     loop = TrainingLoop(
         engine=engine,
         stream=stream or stream_of(case, ranks),
-        exchange=ControlExchange(ranks.rank, case.accumulation_steps, engine.device),
+        exchange=ControlExchange(ranks.rank, engine.device),
         watchdog=Watcher(engine, look),
         stop=StopRequest(),
         record=metrics.append,

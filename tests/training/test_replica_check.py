@@ -52,7 +52,7 @@ def train(ranks: Ranks, at_call: int, every: int) -> tuple[list[int], str]:
     loop = TrainingLoop(
         engine=engine,
         stream=stream_of(CASE, ranks),
-        exchange=ControlExchange(ranks.rank, CASE.accumulation_steps, engine.device),
+        exchange=ControlExchange(ranks.rank, engine.device),
         watchdog=StillDog(),
         stop=StopRequest(),
         record=lambda metrics: recorded.append(metrics.step),

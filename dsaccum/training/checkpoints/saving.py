@@ -49,7 +49,7 @@ class CheckpointWriter:
     Args:
         engine: DeepSpeed's.
         shelf: where they stand.
-        split: how this run splits its effective batch.
+        split: how this run splits its effective batch just now.
         origin: where its windows begin in the stream.
         keep: so many of the newest are kept.
         versions: of the libraries.
@@ -63,7 +63,7 @@ class CheckpointWriter:
         self,
         engine: Any,
         shelf: Shelf,
-        split: Split,
+        split: Callable[[], Split],
         origin: StreamOrigin,
         keep: int,
         versions: dict[str, str],
@@ -121,7 +121,7 @@ class CheckpointWriter:
         try:
             manifest = Manifest(
                 counters=counters,
-                split=self._split,
+                split=self._split(),
                 origin=self._origin,
                 zero_stage=self._engine.zero_optimization_stage(),
                 metrics_bytes=self._metrics_durable(),

@@ -104,7 +104,7 @@ def _dsaccum(subject: Subject, windows: Windows) -> list[float | None]:
     loop = TrainingLoop(
         engine=engine,
         stream=windows,
-        exchange=ControlExchange(subject.ranks.rank, subject.accumulation_steps, engine.device),
+        exchange=ControlExchange(subject.ranks.rank, engine.device),
         watchdog=subject.place,
         stop=StopRequest(),
         record=metrics.append,

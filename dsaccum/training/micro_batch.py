@@ -1,0 +1,175 @@
+"""``"train_micro_batch_size_per_gpu": "auto"``: where B starts, and how it is halved when memory runs out; E stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import torch.distributed as dist
+
+from dsaccum.batch import EffectiveBatch
+from dsaccum.engine.out_of_memory import is_out_of_memory
+from dsaccum.engine.process import Ranks
+from dsaccum.training.outcome import RunFailed
+
+if TYPE_CHECKING:
+    from dsaccum.data import WindowStream
+    from dsaccum.engine.window_engine import WindowEngine
+    from dsaccum.training.inputs import Inputs
+    from dsaccum.training.journal import Journal
+    from dsaccum.training.watchdog import Watchdog
+
+Note = Callable[[str], None]
+_SHOWN = 200
+
+
+class Sizing(Protocol):
+    """Knows what fits before it is tried, and what did not; the floors above answer it."""
+
+    def start(self, inputs: Inputs, ranks: Ranks, moved: Callable[[], None]) -> tuple[int, str]:
+        """B to begin with, a divisor of E / W and the same on all ranks, and why, in a few words. A collective."""
+
+    def remember(self, inputs: Inputs, micro_batch: int) -> None:
+        """Memory has run out with more than this; called on one rank at least, and never fails."""
+
+
+class TryTheLargest:
+    """Knows nothing: all of a rank's samples in one micro-batch, until memory runs out."""
+
+    def start(self, inputs: Inputs, ranks: Ranks, moved: Callable[[], None]) -> tuple[int, str]:
+        """The largest there is."""
+        return _samples_of_a_rank(inputs.deepspeed.batch), "all samples of a rank"
+
+    def remember(self, inputs: Inputs, micro_batch: int) -> None:
+        """The next start begins anew."""
+
+
+def choose_micro_batch(inputs: Inputs, ranks: Ranks, sizing: Sizing, note: Note, moved: Callable[[], None]) -> Inputs:
+    """Fill in N and B where the JSON leaves them open; a run that is continued goes on as it was. A collective."""
+    if not inputs.deepspeed.automatic:
+        return inputs
+    answer = [_continued(inputs, ranks) if ranks.is_first else None]
+    dist.broadcast_object_list(answer)
+    micro_batch, why = answer[0] or sizing.start(inputs, ranks, moved)
+    batch = split_with(inputs.deepspeed.batch, micro_batch)
+    note(f"micro-batch     auto: B = {batch.micro_batch}, N = {batch.accumulation_steps} ({why})")
+    return replace(inputs, deepspeed=inputs.deepspeed.split_as(batch))
+
+
+def split_with(batch: EffectiveBatch, micro_batch: int) -> EffectiveBatch:
+    """The same E with this B."""
+    return EffectiveBatch(batch.world_size, _samples_of_a_rank(batch) // micro_batch, micro_batch)
+
+
+def half_of(batch: EffectiveBatch) -> EffectiveBatch | None:
+    """The same E with half of B, or with the next smaller B that divides E / W; None where B is 1."""
+    samples = _samples_of_a_rank(batch)
+    fitting = (rows for rows in range(batch.micro_batch // 2, 0, -1) if samples % rows == 0)
+    return next((split_with(batch, rows) for rows in fitting), None)
+
+
+class AutomaticMicroBatch:
+    """Halves B on all ranks together when memory runs out on one of them.
+
+    Args:
+        inputs: of the run.
+        ranks: this process's place.
+        engine: of the run, made with ``recover``.
+        stream: of the run.
+        sizing: told what did not fit.
+        journal: of the run.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        ranks: Ranks,
+        engine: WindowEngine,
+        stream: WindowStream,
+        sizing: Sizing,
+        journal: Journal,
+    ) -> None:
+        self._inputs, self._ranks, self._engine, self._stream = inputs, ranks, engine, stream
+        self._sizing, self._journal = sizing, journal
+
+    def after_void_window(self, step: int, out_of_memory: str | None) -> WindowStream | None:
+        """Halve B; the engine has forgotten the window then. A collective, after one whose step was discarded.
+
+        Args:
+            step: of the window.
+            out_of_memory: this rank's word.
+
+        Returns:
+            The windows in smaller micro-batches; None where no rank lacked memory: it was discarded for another reason.
+
+        Raises:
+            RunFailed: B is 1.
+        """
+        everyone: list[str | None] = [None] * self._ranks.world_size
+        dist.all_gather_object(everyone, out_of_memory)
+        where = [(rank, what) for rank, what in enumerate(everyone) if what is not None]
+        if not where:
+            return None
+        rank, what = where[0]
+        before, smaller = self._engine.batch, half_of(self._engine.batch)
+        if smaller is None:
+            raise RunFailed(_hopeless(f"rank {rank} ran out of memory in step {step}", what))
+        if self._ranks.is_first:
+            self._sizing.remember(self._inputs, smaller.micro_batch)
+        line = (
+            f"micro-batch     B = {smaller.micro_batch}, N = {smaller.accumulation_steps} from step {step} on, before "
+            f"{before.micro_batch} and {before.accumulation_steps}: rank {rank} ran out of memory ({what[:_SHOWN]})"
+        )
+        self._engine.run_again_as(smaller)
+        self._journal.split_anew(smaller, step, line)
+        return self._stream.split_as(smaller)
+
+    @contextmanager
+    def remembered(self, watchdog: Watchdog) -> Iterator[None]:
+        """Where a window cannot be run again, the next start has the smaller B.
+
+        Raises:
+            RunFailed: memory ran out inside.
+        """
+        try:
+            yield
+        except Exception as error:
+            where = watchdog.position
+            if not is_out_of_memory(error) or not where.in_micro_step:
+                raise
+            smaller, what = half_of(self._engine.batch), " ".join(str(error).split())[:_SHOWN]
+            told = f"rank {self._ranks.rank} ran out of memory in {where}"
+            if smaller is None:
+                raise RunFailed(_hopeless(told, what), own=True) from error
+            self._sizing.remember(self._inputs, smaller.micro_batch)
+            reason = "at ZeRO 3" if self._inputs.deepspeed.zero_stage == 3 else "inside a reduction"
+            raise RunFailed(
+                f"{told} ({what}); {reason} the window cannot be run again, but B = {smaller.micro_batch} is "
+                "remembered: the same command goes on with it",
+                own=True,
+            ) from error
+
+
+def _hopeless(told: str, what: str) -> str:
+    return (
+        f"{told} with micro-batches of 1 sample ({what[:_SHOWN]}); no smaller one exists; fix: `dsaccum plan` shows "
+        "what else would fit, e.g. model.activation_checkpointing: true"
+    )
+
+
+def _continued(inputs: Inputs, ranks: Ranks) -> tuple[int, str] | None:
+    """Of the run that goes on, where it ran on as many ranks."""
+    before = inputs.start.record.get("effective_batch")
+    batch = inputs.deepspeed.batch
+    if not isinstance(before, dict) or before.get("world_size") != ranks.world_size:
+        return None
+    rows = before.get("micro_batch")
+    if not isinstance(rows, int) or rows < 1 or _samples_of_a_rank(batch) % rows:
+        return None
+    return rows, "as before"
+
+
+def _samples_of_a_rank(batch: EffectiveBatch) -> int:
+    return batch.accumulation_steps * batch.micro_batch
