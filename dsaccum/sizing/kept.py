@@ -18,6 +18,7 @@ from dsaccum.user_cache import cached_file
 
 if TYPE_CHECKING:
     from dsaccum.training.inputs import Inputs
+    from dsaccum.training.micro_batch import Known
 
 
 class Kept(BaseModel):
@@ -26,16 +27,17 @@ class Kept(BaseModel):
     micro_batch: int = Field(ge=1)
 
 
-def find(inputs: Inputs) -> Kept | None:
-    """What was kept; None where nothing was, or where it cannot be read."""
+def find(inputs: Inputs) -> Known | None:
+    """What was kept, and where; None where nothing was, or where it cannot be read."""
+    path = _file(inputs)
     with contextlib.suppress(OSError, ValueError):
-        return Kept.model_validate_json(kept_file(inputs).read_bytes())
+        return Kept.model_validate_json(path.read_bytes()).micro_batch, f"more did not fit before: {path}"
     return None
 
 
 def keep(inputs: Inputs, micro_batch: int) -> None:
     """For the next start; that it cannot be written is no reason to stop."""
-    path = kept_file(inputs)
+    path = _file(inputs)
     draft = path.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,7 @@ def keep(inputs: Inputs, micro_batch: int) -> None:
         draft.replace(path)
 
 
-def kept_file(inputs: Inputs) -> Path:
+def _file(inputs: Inputs) -> Path:
     """Named after all that memory depends on, but how E is split."""
     return cached_file("micro_batch", hashlib.sha256(json.dumps(_circumstances(inputs)).encode()).hexdigest()[:32])
 

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from dsaccum.config.errors import ConfigError
 from dsaccum.engine.process import Ranks, let_idle_threads_sleep, limit_threads, quiet_libraries
 from dsaccum.training.arguments import parse_arguments
-from dsaccum.training.outcome import FIRST_RANK_SPEAKS_S, ExitCode, Interrupted, RunFailed, end_now, refuse, say
+from dsaccum.training.outcome import (
+    ExitCode,
+    Interrupted,
+    RunFailed,
+    end_now,
+    ended_while_first_rank_speaks,
+    refuse,
+    say,
+)
 from dsaccum.training.preflight import NotEquivalent
 
 if TYPE_CHECKING:
@@ -84,7 +92,7 @@ def _stop(finding: NotEquivalent, ranks: Ranks) -> ExitCode:
     if ranks.is_first:
         say(f"{finding}\nerror: stopped before the first step: the reason stands above; --preflight off trains anyway")
     else:
-        time.sleep(FIRST_RANK_SPEAKS_S)
+        ended_while_first_rank_speaks()
     return ExitCode.NOT_EQUIVALENT
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
@@ -22,52 +22,79 @@ if TYPE_CHECKING:
     from dsaccum.training.watchdog import Watchdog
 
 Note = Callable[[str], None]
+Known = tuple[int, str]
 _SHOWN = 200
 
 
 class Sizing(Protocol):
-    """Knows what fits before it is tried, and what did not; the floors above answer it."""
+    """What one rank knows about memory; the floors above answer it. ``Known`` is a B, and in a few words why."""
 
-    def start(self, inputs: Inputs, ranks: Ranks, moved: Callable[[], None]) -> tuple[int, str]:
-        """B to begin with, a divisor of E / W and the same on all ranks, and why, in a few words. A collective."""
+    def remembered(self, inputs: Inputs) -> Known | None:
+        """The largest B worth a try, where more did not fit before."""
+
+    def free_bytes(self, ranks: Ranks) -> int:
+        """That this rank may plan with."""
+
+    def planned(self, inputs: Inputs, memory_bytes: int, moved: Callable[[], None]) -> Known:
+        """The largest B that should fit; asked on rank 0."""
 
     def remember(self, inputs: Inputs, micro_batch: int) -> None:
-        """Memory has run out with more than this; called on one rank at least, and never fails."""
+        """More than this did not fit; never fails."""
 
 
 class TryTheLargest:
     """Knows nothing: all of a rank's samples in one micro-batch, until memory runs out."""
 
-    def start(self, inputs: Inputs, ranks: Ranks, moved: Callable[[], None]) -> tuple[int, str]:
+    def remembered(self, inputs: Inputs) -> Known | None:
+        """Nothing."""
+        return None
+
+    def free_bytes(self, ranks: Ranks) -> int:
+        """Not looked at."""
+        return 0
+
+    def planned(self, inputs: Inputs, memory_bytes: int, moved: Callable[[], None]) -> Known:
         """The largest there is."""
-        return _samples_of_a_rank(inputs.deepspeed.batch), "all samples of a rank"
+        return samples_of_a_rank(inputs.deepspeed.batch), "all samples of a rank"
 
     def remember(self, inputs: Inputs, micro_batch: int) -> None:
         """The next start begins anew."""
 
 
 def choose_micro_batch(inputs: Inputs, ranks: Ranks, sizing: Sizing, note: Note, moved: Callable[[], None]) -> Inputs:
-    """Fill in N and B where the JSON leaves them open; a run that is continued goes on as it was. A collective."""
+    """Fill in N and B where the JSON leaves them open. A collective: rank 0 decides with what all ranks know.
+
+    A run that is continued goes on as it was, unless that did not fit; any other one starts with what was found to fit
+    before, or else with what a plan finds to fit.
+    """
     if not inputs.deepspeed.automatic:
         return inputs
-    answer = [_continued(inputs, ranks) if ranks.is_first else None]
+    everyone: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(everyone, (sizing.remembered(inputs), sizing.free_bytes(ranks)))
+    answer: list[Known | None] = [None]
+    if ranks.is_first:
+        limits = [known for known, _ in everyone if known is not None]
+        if before := _continued(inputs, ranks):
+            limits.append(before)
+        answer = [min(limits) if limits else sizing.planned(inputs, min(free for _, free in everyone), moved)]
     dist.broadcast_object_list(answer)
-    micro_batch, why = answer[0] or sizing.start(inputs, ranks, moved)
-    batch = split_with(inputs.deepspeed.batch, micro_batch)
+    assert answer[0] is not None
+    at_most, why = answer[0]
+    batch = split_with(inputs.deepspeed.batch, at_most)
     note(f"micro-batch     auto: B = {batch.micro_batch}, N = {batch.accumulation_steps} ({why})")
     return replace(inputs, deepspeed=inputs.deepspeed.split_as(batch))
 
 
-def split_with(batch: EffectiveBatch, micro_batch: int) -> EffectiveBatch:
-    """The same E with this B."""
-    return EffectiveBatch(batch.world_size, _samples_of_a_rank(batch) // micro_batch, micro_batch)
+def split_with(batch: EffectiveBatch, at_most: int) -> EffectiveBatch:
+    """The same E with the largest B that divides E / W and is no larger than this (at least 1)."""
+    samples = samples_of_a_rank(batch)
+    micro_batch = next(rows for rows in range(min(at_most, samples), 0, -1) if samples % rows == 0)
+    return EffectiveBatch(batch.world_size, samples // micro_batch, micro_batch)
 
 
 def half_of(batch: EffectiveBatch) -> EffectiveBatch | None:
     """The same E with half of B, or with the next smaller B that divides E / W; None where B is 1."""
-    samples = _samples_of_a_rank(batch)
-    fitting = (rows for rows in range(batch.micro_batch // 2, 0, -1) if samples % rows == 0)
-    return next((split_with(batch, rows) for rows in fitting), None)
+    return split_with(batch, batch.micro_batch // 2) if batch.micro_batch > 1 else None
 
 
 class AutomaticMicroBatch:
@@ -159,17 +186,15 @@ def _hopeless(told: str, what: str) -> str:
     )
 
 
-def _continued(inputs: Inputs, ranks: Ranks) -> tuple[int, str] | None:
+def _continued(inputs: Inputs, ranks: Ranks) -> Known | None:
     """Of the run that goes on, where it ran on as many ranks."""
     before = inputs.start.record.get("effective_batch")
-    batch = inputs.deepspeed.batch
     if not isinstance(before, dict) or before.get("world_size") != ranks.world_size:
         return None
     rows = before.get("micro_batch")
-    if not isinstance(rows, int) or rows < 1 or _samples_of_a_rank(batch) % rows:
-        return None
-    return rows, "as before"
+    return (rows, "as before") if isinstance(rows, int) and rows > 0 else None
 
 
-def _samples_of_a_rank(batch: EffectiveBatch) -> int:
+def samples_of_a_rank(batch: EffectiveBatch) -> int:
+    """E / W = N x B."""
     return batch.accumulation_steps * batch.micro_batch

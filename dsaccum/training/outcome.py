@@ -46,10 +46,18 @@ def refuse(error: ConfigError, ranks: Ranks) -> ExitCode:
     """Say once, on rank 0, what the user can mend. Another rank speaks only if rank 0 found nothing wrong."""
     if ranks.is_first:
         say(f"error: {error}")
-    else:
-        time.sleep(FIRST_RANK_SPEAKS_S)
+    elif not ended_while_first_rank_speaks():
         say(f"error on rank {ranks.rank}: {error}")
     return ExitCode.WRONG_INPUT
+
+
+def ended_while_first_rank_speaks() -> bool:
+    """Wait for the launcher to end this rank, which it does once rank 0 has ended; whether it did."""
+    try:
+        time.sleep(FIRST_RANK_SPEAKS_S)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def say(line: str) -> None:

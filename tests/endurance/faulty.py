@@ -82,10 +82,10 @@ def loss() -> CausalLMLoss:
 
 
 def _slow_down(seconds: float) -> None:
-    write = DurableFile._write
+    write = DurableFile.write
 
-    def slowly(self: DurableFile, piece: memoryview) -> int:
+    def slowly(self: DurableFile, data: Any) -> int:
         time.sleep(seconds)
-        return write(self, piece)
+        return write(self, data)
 
-    DurableFile._write = slowly  # type: ignore[method-assign]
+    DurableFile.write = slowly  # type: ignore[method-assign]

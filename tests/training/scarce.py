@@ -80,9 +80,11 @@ class Limited(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Any:
         rows = len(inputs["input_ids"])
-        if rows > self._rows and type(inputs["input_ids"]) is Tensor:
+        if not torch.is_grad_enabled() or type(inputs["input_ids"]) is not Tensor:  # who looks at the model, who plans
+            return self.scarce.gpt(**inputs)
+        if rows > self._rows:
             raise torch.OutOfMemoryError(MESSAGE)
-        # The call is counted among those that are as large as can be: not stand-ins, nor what looks at the model.
+        # The call is counted among those that are as large as can be: not stand-ins.
         return self.scarce(**inputs) if rows == self._rows else self.scarce.gpt(**inputs)
 
 

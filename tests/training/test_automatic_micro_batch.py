@@ -1,4 +1,4 @@
-"""``"train_micro_batch_size_per_gpu": "auto"`` as a user meets it: two ranks, memory that runs out twice, and later starts.
+"""``"train_micro_batch_size_per_gpu": "auto"`` as a user meets it: memory that runs out, and later starts.
 
 Run: pytest tests/training/test_automatic_micro_batch.py. Each rank holds 4 rows: B = 8, which the plan finds to fit,
 fails in the first window; and the second rank lacks memory once more, in micro-step 2 of window 3. Not covered: a GPU.
@@ -76,10 +76,10 @@ def test_halved_twice_and_remembered(tmp_path: Path, where: str) -> None:
 
 
 def test_with_one_row_there_is_nothing_to_halve(tmp_path: Path) -> None:
-    """From 16 rows down to 1, which does not fit either: one line, exit code 3."""
-    ended = _train(tmp_path, "--output-dir", "run", ranks=None, rows=0)
+    """From 16 rows down to 1, and not even that fits: one line, exit code 3."""
+    ended = _train(tmp_path, "--output-dir", "run", ranks=None, rows=1, call=1, where="forward")
     assert ended.code == 3, ended.said
-    assert ended.said.count("ran out of memory") >= 5
+    assert ended.said.count("ran out of memory") == 5, "4 halvings and the end"
     assert "error: rank 0 ran out of memory in step 1 with micro-batches of 1 sample" in ended.errors[-1]
     assert "dsaccum plan" in ended.errors[-1]
     assert _record(tmp_path / "run")["status"] == "failed"

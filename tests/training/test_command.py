@@ -177,6 +177,7 @@ def test_on_two_ranks_a_mistake_is_said_once(tmp_path: Path) -> None:
     ended = run_train("--accum-steps", "3", "--set", "run.steps=none", cwd=tmp_path, ranks=2)
     assert ended.code == 2
     assert len(ended.errors) == 1, ended.said
+    assert "Traceback" not in ended.said, "the launcher ends the rank that has left the word to rank 0"
 
 
 def test_deepspeed_s_own_spelling_is_understood(tmp_path: Path) -> None:
