@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from dsaccum.config.errors import ConfigError
+from dsaccum.engine.out_of_memory import is_out_of_memory
 from dsaccum.engine.process import Ranks
 from dsaccum.training.outcome import Interrupted, RunFailed, say
 from dsaccum.training.preflight import NotEquivalent
 from dsaccum.training.watchdog import Position, Watchdog
 
+_FIX = '; fix: a smaller --micro-batch (E stays), or "train_micro_batch_size_per_gpu": "auto"'
 _COMMUNICATION = ("gloo", "nccl", "connection", "process group", "broken pipe")
 
 
@@ -43,7 +45,9 @@ def failures_named(ranks: Ranks, watchdog: Watchdog) -> Iterator[None]:
             ) from error
         say("".join(traceback.format_exception(error)).rstrip())
         reason = " ".join(str(error).split())
-        raise RunFailed(f"rank {ranks.rank} failed in {where}: {type(error).__name__}: {reason}", own=True) from error
+        fix = _FIX if is_out_of_memory(error) and where.in_micro_step else ""
+        failed = f"rank {ranks.rank} failed in {where}: {type(error).__name__}: {reason}{fix}"
+        raise RunFailed(failed, own=True) from error
 
 
 def _describe_lost(lost: dict[int, Position | None]) -> str:

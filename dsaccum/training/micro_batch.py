@@ -171,9 +171,9 @@ class AutomaticMicroBatch:
             if smaller is None:
                 raise RunFailed(_hopeless(told, what), own=True) from error
             self._sizing.remember(self._inputs, smaller.micro_batch)
-            reason = "at ZeRO 3" if self._inputs.deepspeed.zero_stage == 3 else "inside a reduction"
+            reason = "at ZeRO 3" if self._inputs.deepspeed.zero_stage == 3 else "from there"
             raise RunFailed(
-                f"{told} ({what}); {reason} the window cannot be run again, but B = {smaller.micro_batch} is "
+                f"{told} ({what}); the window cannot be run again {reason}, but B = {smaller.micro_batch} is "
                 "remembered: the same command goes on with it",
                 own=True,
             ) from error

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from tests.cases import tiny_gpt
 
@@ -80,11 +81,13 @@ class Limited(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Any:
         rows = len(inputs["input_ids"])
-        if not torch.is_grad_enabled() or type(inputs["input_ids"]) is not Tensor:  # who looks at the model, who plans
+        if not torch.is_grad_enabled() or isinstance(
+            next(self.parameters()), FakeTensor
+        ):  # who looks at the model, who plans
             return self.scarce.gpt(**inputs)
         if rows > self._rows:
             raise torch.OutOfMemoryError(MESSAGE)
-        # The call is counted among those that are as large as can be: not stand-ins.
+        # The call is counted among those that are as large as can be: no stand-ins, but where 1 row is that large.
         return self.scarce(**inputs) if rows == self._rows else self.scarce.gpt(**inputs)
 
 

@@ -76,8 +76,8 @@ def test_halved_twice_and_remembered(tmp_path: Path, where: str) -> None:
 
 
 def test_with_one_row_there_is_nothing_to_halve(tmp_path: Path) -> None:
-    """From 16 rows down to 1, and not even that fits: one line, exit code 3."""
-    ended = _train(tmp_path, "--output-dir", "run", ranks=None, rows=1, call=1, where="forward")
+    """From 16 rows down to 1, and not even that fits: one line, exit code 3. Stand-ins make 1 + 2 + 4 + 8 calls."""
+    ended = _train(tmp_path, "--output-dir", "run", ranks=None, rows=1, call=16, where="forward")
     assert ended.code == 3, ended.said
     assert ended.said.count("ran out of memory") == 5, "4 halvings and the end"
     assert "error: rank 0 ran out of memory in step 1 with micro-batches of 1 sample" in ended.errors[-1]
@@ -102,3 +102,10 @@ def test_continued_as_it_was(tmp_path: Path) -> None:
     assert went_on.code == 0, went_on.said
     assert "auto: B = 4, N = 4 (as before)" in went_on.said
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, STEPS + 3))
+
+
+def test_without_auto_the_fix_is_named(tmp_path: Path) -> None:
+    ended = _train(tmp_path, "--output-dir", "run", "--micro-batch", "16", ranks=None, rows=4)
+    assert ended.code == 3, ended.said
+    assert '"train_micro_batch_size_per_gpu": "auto"' in ended.errors[-1]
+    assert "--micro-batch" in ended.errors[-1]
