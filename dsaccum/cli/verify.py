@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsaccum.cli.options import experiment_option, json_option, overrides_option, ranks_option, verbose_option
+from dsaccum.cli.options import (
+    experiment_option,
+    html_option,
+    json_option,
+    overrides_option,
+    ranks_option,
+    verbose_option,
+)
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_record, write_report
 from dsaccum.config.errors import ConfigError
@@ -107,12 +114,7 @@ def verify_command(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            "--html",
-            metavar="OUT.html",
-            help="Write the report as one HTML page, to a new file.",
-            rich_help_panel=_OUTPUT,
-        ),
+        html_option(_OUTPUT),
     ] = None,
     verbose: Annotated[
         bool,
