@@ -110,6 +110,11 @@ class EngineSettings:
         return self._elements("reduce_bucket_size") * ITEM_SIZES[self.weights] if reduces else 0
 
     @property
+    def overlaps(self) -> bool:
+        """``overlap_comm``."""
+        return bool(self.zero.get("overlap_comm", False))
+
+    @property
     def _is_bf16_optimizer(self) -> bool:
         return self.stage == 1 and (self.weights, self.numerics.accumulation) == ("bf16", "fp32")
 
@@ -149,7 +154,7 @@ class EngineSettings:
             clipping=self.config["gradient_clipping"] not in (0, "auto"),
             fused_adam=is_fused_adam(self.config["optimizer"]),
             reduce_bucket=self._elements("reduce_bucket_size"),
-            overlaps=bool(self.zero.get("overlap_comm", False)),
+            overlaps=self.overlaps,
             scatters=bool(self.zero.get("reduce_scatter", True)),
             prefetch=self._elements("stage3_prefetch_bucket_size"),
             max_live=self._elements("stage3_max_live_parameters"),
