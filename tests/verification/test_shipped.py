@@ -3,7 +3,7 @@
 Run: pytest -n 0 tests/verification/test_shipped.py -m "slow or not slow" (32 cases, 20 s each on two idle
 cores). What
 is verified is what the command verifies, shrunk where it would be. The command itself, its output and its time are
-tests/cli/test_command.py's.
+tests/cli/test_outcomes.py's.
 """
 
 from __future__ import annotations
