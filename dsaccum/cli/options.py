@@ -29,6 +29,13 @@ def json_option(panel: str | None = None) -> Any:
     return typer.Option("--json", metavar="OUT.json", help="Write the record to a new file.", rich_help_panel=panel)
 
 
+def html_option(panel: str) -> Any:
+    """``--html``."""
+    return typer.Option(
+        "--html", metavar="OUT.html", help="Write the report as one HTML page, to a new file.", rich_help_panel=panel
+    )
+
+
 def verbose_option(panel: str | None = None) -> Any:
     """``--verbose`` of a command that starts ranks."""
     return typer.Option(

@@ -8,9 +8,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from dsaccum import __version__
-from dsaccum.cli.options import json_option, overrides_option
+from dsaccum.cli.options import html_option, json_option, overrides_option
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
-from dsaccum.cli.record_file import write_record
+from dsaccum.cli.record_file import write_record, write_report
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.reading import read_json_object, read_yaml_mapping
 from dsaccum.planning.flags import PlanFlags, parse_memory
@@ -66,6 +66,10 @@ def plan_command(
         Path | None,
         json_option(_OUTPUT),
     ] = None,
+    html: Annotated[
+        Path | None,
+        html_option(_OUTPUT),
+    ] = None,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", metavar="", help="What libraries say, and tracebacks.", rich_help_panel=_OUTPUT),
@@ -83,7 +87,7 @@ def plan_command(
         size = parse_memory(_given("--memory", memory, "--memory 24GiB"), key="--memory")
         if device not in (None, "cpu", "cuda"):
             raise ConfigError("is no device", key="--device", value=device, allowed="cpu or cuda", fix="--device cuda")
-        check_new_files({"--write": write, "--json": json})
+        check_new_files({"--write": write, "--json": json, "--html": html})
         read_yaml_mapping(yaml)  # before torch is loaded, which takes seconds
         if deepspeed is not None:
             read_json_object(deepspeed)
@@ -98,7 +102,7 @@ def plan_command(
             command=("dsaccum", *context.obj),
             version=__version__,
         )
-        return _plan_and_report(flags, write, json, verbose=verbose)
+        return _plan_and_report(flags, write, json, html, verbose=verbose)
 
     return exit_code_of(work, verbose=verbose)
 
@@ -109,7 +113,9 @@ def _given(flag: str, value: _Value | None, example: str) -> _Value:
     return value
 
 
-def _plan_and_report(flags: PlanFlags, write: Path | None, record_path: Path | None, *, verbose: bool) -> ExitCode:
+def _plan_and_report(
+    flags: PlanFlags, write: Path | None, record_path: Path | None, html_path: Path | None, *, verbose: bool
+) -> ExitCode:
     from dsaccum.engine.process import quiet_libraries
     from dsaccum.report.plan import print_plan
     from dsaccum.report.progress import shown_progress
@@ -128,6 +134,8 @@ def _plan_and_report(flags: PlanFlags, write: Path | None, record_path: Path | N
     show(lambda: print_plan(record))
     if record_path is not None:
         write_record(record, record_path)
+    if html_path is not None:
+        write_report(record, html_path)
     return ExitCode.EQUIVALENT if record.fits else ExitCode.NOT_EQUIVALENT
 
 

@@ -13,6 +13,7 @@ from dsaccum.audit.record import AuditRecord
 from dsaccum.bench.record import BenchRecord
 from dsaccum.config.errors import ConfigError, located_in, nearest
 from dsaccum.config.reading import read_json_object
+from dsaccum.planning.record import PlanRecord
 from dsaccum.power.record import FaultsRecord
 from dsaccum.records import Record
 from dsaccum.report.other_record import OtherRecord
@@ -28,7 +29,7 @@ RECORDS: dict[str, type[Record]] = {
     "dsaccum.audit/1": AuditRecord,
     "dsaccum.bench/1": BenchRecord,
     "dsaccum.train/1": TrainRecord,
-    "dsaccum.plan/1": OtherRecord,
+    "dsaccum.plan/1": PlanRecord,
     "dsaccum.doctor/1": OtherRecord,
 }
 """Each has a template in ``dsaccum.report.html``."""

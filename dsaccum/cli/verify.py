@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dsaccum.cli.options import experiment_option, json_option, overrides_option, ranks_option, verbose_option
+from dsaccum.cli.options import (
+    experiment_option,
+    html_option,
+    json_option,
+    overrides_option,
+    ranks_option,
+    verbose_option,
+)
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_record, write_report
 from dsaccum.config.errors import ConfigError
@@ -107,12 +114,7 @@ def verify_command(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            "--html",
-            metavar="OUT.html",
-            help="Write the report as one HTML page, to a new file.",
-            rich_help_panel=_OUTPUT,
-        ),
+        html_option(_OUTPUT),
     ] = None,
     verbose: Annotated[
         bool,
@@ -126,45 +128,33 @@ def verify_command(
     """
 
     def work() -> ExitCode:
+        shared: dict[str, Any] = {
+            "ranks": ranks,
+            "steps": steps,
+            "accumulation_steps": accum_steps,
+            "micro_batch": micro_batch,
+            "fault": inject,
+            "remedies": not no_remedies,
+            "strict": strict,
+            "verbose": verbose,
+            "command": ("dsaccum", *context.obj),
+        }
         if resume is not None:
             own = {"--deepspeed": deepspeed, "--experiment": experiment, "--set": overrides}
             _refuse_beside_resume(own | {"--loop": loop if loop != "dsaccum" else None})
             check_new_files({"--json": json, "--html": html})
             find_start(str(resume), None)  # before torch is loaded: a mistyped name is answered at once
-            return _verify_and_report(
-                ResumeArguments(
-                    directory=resume,
-                    ranks=ranks,
-                    steps=steps,
-                    accumulation_steps=accum_steps,
-                    micro_batch=micro_batch,
-                    fault=inject,
-                    remedies=not no_remedies,
-                    strict=strict,
-                    verbose=verbose,
-                    command=("dsaccum", *context.obj),
-                ),
-                json,
-                html,
-            )
+            return _verify_and_report(ResumeArguments(resume, **shared), json, html)
         if deepspeed is None:
             problem = "no DeepSpeed JSON was given"
             raise ConfigError(problem, source="--deepspeed", fix="--deepspeed ds_configs/accum4.json")
         arguments = VerifyArguments(
             deepspeed=deepspeed,
             experiment=experiment,
-            ranks=ranks,
-            steps=steps,
-            accumulation_steps=accum_steps,
-            micro_batch=micro_batch,
             loop=loop,
-            fault=inject,
-            remedies=not no_remedies,
-            strict=strict,
             full_size=full_size,
             overrides=tuple(overrides or ()),
-            verbose=verbose,
-            command=("dsaccum", *context.obj),
+            **shared,
         )
         check_new_files({"--json": json, "--html": html})
         read_early(deepspeed, experiment)

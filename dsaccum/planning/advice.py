@@ -41,6 +41,8 @@ def _about_unused(chosen: WayRecord | None, effective_batch: int, ranks: int) ->
     if chosen is None or chosen.best is None or chosen.largest_micro_batch <= chosen.best.micro_batch:
         return []
     largest = chosen.largest_micro_batch
+    if effective_batch % (ranks * largest) == 0:  # it fits in a window of two micro-steps alone, by a few bytes of data
+        return []
     nearest = max(1, round(effective_batch / (ranks * largest))) * ranks * largest
     return [
         f"B = {largest} would fit too, but does not divide {effective_batch} / {ranks}; "

@@ -77,8 +77,7 @@ class FakeRun:
         key = (precision, checkpointing)
         if key not in self._micro_steps:
             model = self.model(checkpointing=checkpointing)
-            weights = "fp32" if precision.startswith("autocast") else precision
-            with self._mode, _in_format(model, _DTYPES[weights]):
+            with self._mode:
                 self._micro_steps[key] = self._traced(model, precision)
         return self._micro_steps[key]
 
@@ -110,16 +109,18 @@ class FakeRun:
             lower = precision.removeprefix("autocast ")
             return nullcontext() if lower == precision else torch.autocast("cpu", dtype=_DTYPES[lower])
 
-        return record_micro_step(
-            model, self.loss, batch, logits_elements=rows * length * self.vocabulary, autocast=autocast
-        )
+        weights = "fp32" if precision.startswith("autocast") else precision
+        with _in_format(model, _DTYPES[weights]):
+            return record_micro_step(
+                model, self.loss, batch, logits_elements=rows * length * self.vocabulary, autocast=autocast
+            )
 
 
 @contextmanager
 def _in_format(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Inside, all floating-point parameters and buffers have this type, as ``model.to(dtype)`` makes them."""
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    before = [(tensor, tensor.data) for tensor in tensors if tensor.is_floating_point()]
+    before = [(each, each.data) for each in tensors if each.is_floating_point() and each.dtype != dtype]
     for tensor, data in before:
         tensor.data = data.to(dtype)
     try:

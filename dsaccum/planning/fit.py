@@ -15,7 +15,7 @@ from dsaccum.planning.engines.partitioned import Partitioned, Partitions
 from dsaccum.planning.engines.sharded import Sharded
 from dsaccum.planning.engines.unpartitioned import HalfUnfused
 from dsaccum.planning.fakes import FakeRun
-from dsaccum.planning.prediction import EngineWindow, Peaks
+from dsaccum.planning.prediction import EngineWindow, Peaks, distinct_steps
 from dsaccum.planning.settings import EngineSettings
 from dsaccum.planning.trace import AffineMicroStep
 from dsaccum.planning.ways import Way
@@ -112,7 +112,7 @@ class Candidate:
         return sorted({copied.index(max(copied)), self._world_size - 1})
 
     def _window(self, rank: int, steps: int) -> EngineWindow:
-        key = (rank, min(steps, 3))
+        key = (rank, distinct_steps(steps, overlaps=self.settings.overlaps))
         if key not in self._windows:
             engine = self.settings.engine(self._model, self._world_size, rank)
             self._windows[key] = EngineWindow.of(engine, self.micro_step.fixed, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from dsaccum.planning.engines.ledger import CATEGORIES, Category
 from dsaccum.planning.trace import IntArray, Kind, MicroStep
 
 PHASES = ("forward", "backward", "step")
+_amounts = itemgetter(*CATEGORIES)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ class _Curve:
     finish: Mapping[Category, int]
 
 
+def distinct_steps(accumulation_steps: int, *, overlaps: bool) -> int:
+    """Micro-steps of a window that are led through: those between the first and the last one are all alike.
+
+    They need no more than the last one, unless that one reduces its gradients while it makes them.
+    """
+    return min(accumulation_steps, 3 if overlaps else 2)
+
+
 @dataclass(frozen=True)
 class EngineWindow:
     """An engine's bytes through a window: they depend on N, but not on B.
@@ -65,11 +75,8 @@ class EngineWindow:
 
     @classmethod
     def of(cls, engine: Engine, micro_step: MicroStep, accumulation_steps: int) -> EngineWindow:
-        """Lead an engine through a window of one, two, or more micro-steps; those between are all alike.
-
-        They need no more than the last one, unless that one reduces its gradients while it makes them.
-        """
-        different = min(accumulation_steps, 3 if engine.layout.overlaps else 2)
+        """Lead an engine through a window of so many micro-steps."""
+        different = distinct_steps(accumulation_steps, overlaps=engine.layout.overlaps)
         curves = [_lead(engine, micro_step, boundary=index == different - 1) for index in range(different)]
         engine.ledger.mark()
         engine.step()
@@ -103,21 +110,23 @@ def _lead(engine: Engine, micro_step: MicroStep, *, boundary: bool) -> _Curve:
     """Tell the engine of each event; what it holds stays the same until the next event that it is told of."""
     engine.begin(micro_step.visits, boundary=boundary)
     told = np.flatnonzero(micro_step.kind != Kind.OPERATION)
-    held = np.zeros((len(CATEGORIES), len(micro_step.kind)), dtype=np.int64)
-    since = 0
-    for event in told.tolist():
-        held[:, since:event] = _column(engine.ledger.held)
-        kept = _tell(engine, Kind(int(micro_step.kind[event])), int(micro_step.subject[event]))
-        held[:, event] = _column(engine.ledger.highest)[:, 0]
+    subjects = zip(told.tolist(), micro_step.kind[told].tolist(), micro_step.subject[told].tolist(), strict=True)
+    levels, lengths, since = [], [], 0
+    for event, kind, subject in subjects:
+        before = _amounts(engine.ledger.held)
+        kept = _tell(engine, kind, subject)
+        levels += [before, _amounts(engine.ledger.highest)]
+        lengths += [event - since, 1]
         engine.ledger.take("gradients", kept)
         since = event + 1
-    held[:, since:] = _column(engine.ledger.held)
+    levels.append(_amounts(engine.ledger.held))
+    lengths.append(len(micro_step.kind) - since)
     engine.ledger.mark()
     engine.finish()
-    return _Curve(held, dict(engine.ledger.highest))
+    return _Curve(np.repeat(np.array(levels).T, lengths, axis=1), dict(engine.ledger.highest))
 
 
-def _tell(engine: Engine, kind: Kind, subject: int) -> int:
+def _tell(engine: Engine, kind: int, subject: int) -> int:
     engine.ledger.mark()
     if kind == Kind.GRADIENT:
         return engine.gradient(subject)
@@ -126,7 +135,3 @@ def _tell(engine: Engine, kind: Kind, subject: int) -> int:
     else:
         engine.leave(subject)
     return 0
-
-
-def _column(held: Mapping[Category, int]) -> IntArray:
-    return np.array([[held[category]] for category in CATEGORIES], dtype=np.int64)

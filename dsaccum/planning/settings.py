@@ -5,6 +5,7 @@ The training command reads the JSON strictly; here only that is looked at which 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -110,6 +111,11 @@ class EngineSettings:
         return self._elements("reduce_bucket_size") * ITEM_SIZES[self.weights] if reduces else 0
 
     @property
+    def overlaps(self) -> bool:
+        """``overlap_comm``."""
+        return bool(self.zero.get("overlap_comm", False))
+
+    @property
     def _is_bf16_optimizer(self) -> bool:
         return self.stage == 1 and (self.weights, self.numerics.accumulation) == ("bf16", "fp32")
 
@@ -128,28 +134,22 @@ class EngineSettings:
 
     def layout(self, model: nn.Module, world_size: int, rank: int) -> Layout:
         """Model and config, as far as memory goes."""
-        parameters = list(model.parameters())
-        index = {id(parameter): number for number, parameter in enumerate(parameters)}
-        trained = {number: p.numel() for number, p in enumerate(parameters) if p.requires_grad}
-        frozen = sum(p.numel() for p in parameters if not p.requires_grad) + sum(b.numel() for b in model.buffers())
+        sizes = _sizes_of(model)
         return Layout(
-            trained=trained,
-            frozen=frozen,
-            of_module={
-                number: [index[id(parameter)] for parameter in module.parameters(recurse=False)]
-                for number, module in enumerate(model.modules())
-            },
+            trained=sizes.trained,
+            frozen=sizes.frozen,
+            of_module=sizes.of_module,
             stage=self.stage,
             precision=self.weights,
             accumulation=self.numerics.accumulation,
-            communication=self._communication(model, trained, index),
+            communication=self._communication(model, sizes),
             world_size=world_size,
             rank=rank,
             device=self.device,
             clipping=self.config["gradient_clipping"] not in (0, "auto"),
             fused_adam=is_fused_adam(self.config["optimizer"]),
             reduce_bucket=self._elements("reduce_bucket_size"),
-            overlaps=bool(self.zero.get("overlap_comm", False)),
+            overlaps=self.overlaps,
             scatters=bool(self.zero.get("reduce_scatter", True)),
             prefetch=self._elements("stage3_prefetch_bucket_size"),
             max_live=self._elements("stage3_max_live_parameters"),
@@ -167,14 +167,38 @@ class EngineSettings:
             raise ConfigError("is no number of elements", key=f"zero_optimization.{name}", value=value, fix="delete it")
         return int(value)
 
-    def _communication(self, model: nn.Module, trained: Mapping[int, int], index: Mapping[int, int]) -> dict[int, str]:
+    def _communication(self, model: nn.Module, sizes: _Sizes) -> dict[int, str]:
         """``communication_data_type``, else the weights' own; under autocast ZeRO lowers the layers that it lowers."""
         stated = self.config.get("communication_data_type")
         format_ = self.weights if stated is None else number_format("communication_data_type", stated)
-        formats = dict.fromkeys(trained, str(format_))
+        formats = dict.fromkeys(sizes.trained, str(format_))
         if self.stage > 0 and self.numerics.precision.startswith("autocast"):
             lower = self.numerics.precision.removeprefix("autocast ")
-            for module in model.modules():
+            for number, module in enumerate(model.modules()):
                 if type(module) in _LOWERED_BY_AUTOCAST:
-                    formats |= {index[id(p)]: lower for p in module.parameters(recurse=False) if p.requires_grad}
-        return {number: formats[number] for number in trained}
+                    formats |= {p: lower for p in sizes.of_module[number] if p in sizes.trained}
+        return formats
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of a model: elements of each trained parameter and of all that are not, and which parameters a module has."""
+
+    trained: Mapping[int, int]
+    frozen: int
+    of_module: Mapping[int, list[int]]
+
+
+@functools.lru_cache(maxsize=2)
+def _sizes_of(model: nn.Module) -> _Sizes:
+    """Every way of running asks for them, and a large model takes a while to walk through."""
+    parameters = list(model.parameters())
+    index = {id(parameter): number for number, parameter in enumerate(parameters)}
+    return _Sizes(
+        trained={number: p.numel() for number, p in enumerate(parameters) if p.requires_grad},
+        frozen=sum(p.numel() for p in parameters if not p.requires_grad) + sum(b.numel() for b in model.buffers()),
+        of_module={
+            number: [index[id(parameter)] for parameter in module.parameters(recurse=False)]
+            for number, module in enumerate(model.modules())
+        },
+    )

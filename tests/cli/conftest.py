@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dsaccum.cli import main
 from dsaccum.verification.cases.arguments import VerifyArguments
 from dsaccum.verification.progress import Progress
 from dsaccum.verification.records.record import VerifyRecord
@@ -18,6 +19,11 @@ from tests.report import records
 
 Arguments = VerifyArguments | ResumeArguments
 Result = VerifyRecord | BaseException | Callable[[], Any]
+
+
+def run(*words: str) -> int:
+    """``dsaccum verify`` of the config in ``in_a_folder``, with further words."""
+    return main(["verify", "--deepspeed", "ds.json", *words])
 
 
 class StubVerify:

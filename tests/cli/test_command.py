@@ -1,43 +1,20 @@
-"""The ``dsaccum`` command: flags, exit codes, one line for every mistake, and a start that loads nothing heavy.
+"""The ``dsaccum`` command: flags, and one line for every mistake.
 
 Run: pytest tests/cli/test_command.py -n 0. The verification itself is a stub; not covered: what it finds.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from dsaccum import __version__
 from dsaccum.cli import main
-from dsaccum.config.errors import ConfigError
 from dsaccum.verification.cases.arguments import VerifyArguments
-from dsaccum.verification.records.record import VerifyRecord
-from tests.cli.conftest import StubVerify
-from tests.report import records
+from tests.cli.conftest import StubVerify, run
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
-HEAVY = {"torch", "deepspeed", "transformers", "datasets", "numpy", "pydantic"}
-REPOSITORY = Path(__file__).parents[2]
-
-
-def run(*words: str) -> int:
-    return main(["verify", "--deepspeed", "ds.json", *words])
-
-
-def python(code: str, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, **options
-    )
 
 
 # --- flags ---
@@ -160,195 +137,3 @@ def test_a_page_in_the_way_is_refused_before_any_work(
         assert shown.count("\n") == 1
     assert stub.calls == []
     assert (in_a_folder / "out.html").read_text() == "precious"
-
-
-# --- outcomes ---
-
-
-def test_equivalent_is_0_with_report_and_record(
-    stub: StubVerify, in_a_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("--json", "out.json") == 0
-    shown = capsys.readouterr()
-    assert "verdict         EQUIVALENT" in shown.out
-    assert "comparing" in shown.err
-    assert VerifyRecord.read(in_a_folder / "out.json") == stub.result
-
-
-def test_a_page_is_written_beside_the_record(stub: StubVerify, in_a_folder: Path) -> None:
-    stub.result = records.loss_scaled_twice()
-    assert run("--json", "out.json", "--html", "out.html") == 1
-    assert "loss-scaled-twice" in (in_a_folder / "out.html").read_text()
-    stub.result = records.record()
-    assert run("--html", "right.html") == 0
-    assert "loss-scaled-twice" not in (in_a_folder / "right.html").read_text()
-
-
-def test_not_equivalent_is_1(stub: StubVerify, capsys: pytest.CaptureFixture[str], in_a_folder: Path) -> None:
-    stub.result = records.loss_scaled_twice()
-    assert run("--json", "out.json") == 1
-    assert "cause           loss-scaled-twice (certain)" in capsys.readouterr().out
-    assert json.loads((in_a_folder / "out.json").read_text())["verdict"] == "not_equivalent"
-
-
-def test_no_verdict_is_3_with_report_and_record(
-    stub: StubVerify, capsys: pytest.CaptureFixture[str], in_a_folder: Path
-) -> None:
-    stub.result = records.untested_update()
-    assert run("--json", "out.json") == 3
-    shown = capsys.readouterr()
-    assert "gradient, clipping, loss" in shown.out
-    assert shown.err.splitlines()[-1] == (
-        "error: there is no verdict: update is untested: there is no reference for the optimizer Lion"
-    )
-    assert json.loads((in_a_folder / "out.json").read_text())["verdict"] is None
-
-
-def test_strict_is_3_where_anything_is_open(stub: StubVerify, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--strict") == 0
-    stub.result = records.record(unavailable=["FusedAdam was replaced"])
-    assert run() == 0
-    assert run("--strict") == 3
-    assert capsys.readouterr().err.endswith("error: --strict: substituted: FusedAdam was replaced\n")
-    stub.result = records.loss_scaled_twice()  # something is substituted there too
-    assert run("--strict") == 1, "a difference that was found stands"
-
-
-def test_wrong_input_is_2(stub: StubVerify, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.result = ConfigError("is no whole number", source="ds.json", key="train_batch_size", value="x")
-    assert run() == 2
-    assert capsys.readouterr().err.splitlines()[-1] == 'error: ds.json: train_batch_size = "x": is no whole number'
-
-
-def test_a_failed_rank_is_3_and_its_last_lines_are_there_if_wanted(
-    stub: StubVerify, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from dsaccum.verification.ranks.failed import RankFailed
-
-    stub.result = RankFailed(1, "step 2", "rank 1 has ended in step 2", "out of\nmemory")
-    assert run() == 3
-    said = capsys.readouterr().err
-    assert said.splitlines()[-1] == "error: rank 1 has ended in step 2; --verbose shows its last lines"
-    assert run("--verbose") == 3
-    assert capsys.readouterr().err.endswith("out of\nmemory\nerror: rank 1 has ended in step 2\n")
-
-
-def test_what_nobody_foresaw_is_3_and_one_line(stub: StubVerify, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.result = RuntimeError("two\nlines")
-    assert run() == 3
-    said = capsys.readouterr().err
-    assert said.splitlines()[-1] == "error: RuntimeError: two lines; --verbose shows the traceback"
-    assert "Traceback" not in said
-    assert run("--verbose") == 3
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert said.endswith("error: RuntimeError: two lines\n")
-
-
-def test_interrupted_is_3(stub: StubVerify, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.result = KeyboardInterrupt()
-    assert run() == 3
-    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted; nothing is proven"
-
-
-def test_terminated_is_3_with_a_line(stub: StubVerify, capsys: pytest.CaptureFixture[str]) -> None:
-    def terminated() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(30)
-
-    before = signal.getsignal(signal.SIGTERM)
-    stub.result = terminated
-    assert run() == 3
-    assert capsys.readouterr().err.splitlines()[-1] == "error: terminated (SIGTERM); nothing is proven"
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_record_that_came_meanwhile_is_kept(
-    stub: StubVerify, in_a_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = in_a_folder / "out.json"
-
-    def somebody_was_faster() -> VerifyRecord:
-        path.write_text("theirs")
-        return records.record()
-
-    stub.result = somebody_was_faster
-    assert run("--json", "out.json") == 3
-    assert path.read_text() == "theirs"
-    shown = capsys.readouterr()
-    assert "EQUIVALENT" in shown.out, "the report is not lost"
-    assert "could not be written to out.json: File exists" in shown.err
-
-
-# --- processes ---
-
-
-@pytest.mark.parametrize("words", [["--help"], ["verify", "--help"], ["--version"], ["verify", "--stepz"],
-                                   ["verify", "--deepspeed", "x", "--loop", "y"],
-                                   ["verify", "--deepspeed", "x.json"]])  # fmt: skip
-def test_start_loads_nothing_heavy(words: list[str]) -> None:
-    code = f"import sys; from dsaccum.cli import main; main({words}); print('loaded', *sys.modules)"
-    loaded = set(python(code).stdout.splitlines()[-1].split()[1:])
-    # newer typers import pydantic themselves
-    assert HEAVY & loaded <= {"pydantic"}
-    assert "dsaccum.verification.records.record" not in loaded
-
-
-def test_help_takes_less_than_a_second() -> None:
-    """Of computing; what the clock says depends on the neighbours, and so does the worst of several."""
-
-    def computing() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
-
-    seconds = []
-    for _ in range(3):
-        before = computing()
-        python("from dsaccum.cli import main; main(['verify', '--help'])")
-        seconds.append(computing() - before)
-    assert min(seconds) < 1.0
-
-
-@pytest.mark.parametrize("module", ["dsaccum", "dsaccum.testing", "dsaccum.testing_plugin"])
-def test_importing_loads_nothing_heavy(module: str) -> None:
-    result = python(f"import sys, {module}; print(*sys.modules)")
-    assert not {*HEAVY, "typer", "rich"} & set(result.stdout.split())
-
-
-def test_python_m_and_the_installed_command_are_the_same() -> None:
-    for command in ([sys.executable, "-m", "dsaccum"], [Path(sys.executable).with_name("dsaccum")]):
-        result = subprocess.run([*command, "verify", "--x"], capture_output=True, text=True)
-        assert (result.returncode, result.stdout) == (2, "")
-        assert result.stderr == "error: --x: there is no such flag; fix: see dsaccum verify --help\n"
-
-
-STUBBED = """
-import sys, types
-from tests.report import records
-module = types.ModuleType("dsaccum.verification.verify")
-module.verify = lambda arguments, progress, pools=None: records.record(fault="\\u2713")
-sys.modules[module.__name__] = module
-from dsaccum.cli import main
-sys.exit(main(["verify", "--deepspeed", "ds.json"]))
-"""
-
-
-def test_a_reader_that_went_away_is_no_error() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    try:
-        result = subprocess.run(
-            [sys.executable, "-c", STUBBED], stdout=writing, stderr=subprocess.PIPE, text=True, env=environment
-        )
-    finally:
-        os.close(writing)
-    assert result.returncode == 0
-    assert "Error" not in result.stderr
-
-
-def test_a_character_that_the_output_cannot_show_is_no_error() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"}
-    result = subprocess.run([sys.executable, "-c", STUBBED], capture_output=True, text=True, env=environment)
-    assert result.returncode == 0
-    assert "\\u2713" in result.stdout

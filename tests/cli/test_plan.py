@@ -97,6 +97,16 @@ def test_what_does_not_fit_is_1_and_nothing_is_written(stub: StubPlan, in_a_fold
     assert not (in_a_folder / "out.json").exists()
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_its_page_is_written_whether_it_fits_or_not(stub: StubPlan, in_a_folder: Path, *, fits: bool) -> None:
+    stub.fits = fits
+    assert main([*WORDS, "--html", "plan.html", "--json", "plan.json"]) == (0 if fits else 1)
+    assert main(["report", "plan.json", "-o", "again.html"]) == 0
+    said = "FITS: ZeRO 0, fp32: 2 ranks x 1 step" if fits else "DOES NOT FIT: ZeRO 0, fp32"
+    for page in ("plan.html", "again.html"):
+        assert said in (in_a_folder / page).read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

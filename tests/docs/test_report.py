@@ -1,4 +1,4 @@
-"""The document of ``dsaccum report``: its flags, the records it takes, and pictures that are small.
+"""The document of ``dsaccum report``: its flags, the records it takes, and pictures of pages that are small.
 
 Run: pytest tests/docs/test_report.py. Not covered: whether the pictures are those of the page as it is now.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import typer
 
 from dsaccum.cli.app import app
@@ -29,9 +30,12 @@ def test_every_record_that_can_be_given_is_named() -> None:
     assert [name for row in table for name in code(row[0])] == list(RECORDS)
 
 
-def test_pictures_are_there_and_small() -> None:
-    pictures = re.findall(r"!\[.+\]\((.+\.png)\)", REPORT.read_text(encoding="utf-8"))
-    assert len(pictures) == 2
+@pytest.mark.parametrize(("name", "count"), [("report.md", 2), ("plan.md", 1)])
+def test_pictures_are_there_and_small(name: str, count: int) -> None:
+    document = REPOSITORY / "docs" / name
+    text = document.read_text(encoding="utf-8")
+    pictures = re.findall(r"!\[.+\]\((.+\.png)\)", text)
+    assert len(pictures) == count
     for picture in pictures:
-        assert (REPORT.parent / picture).stat().st_size < 150_000
-        assert f"docs/{picture}" in REPORT.read_text(encoding="utf-8"), "the command that made it"
+        assert (document.parent / picture).stat().st_size < 150_000
+        assert f"docs/{picture}" in text, "the command that made it"

@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from dsaccum.bench.record import BenchRecord, WorkloadRecord
+from dsaccum.planning.record import (
+    BatchRecord,
+    ModelRecord,
+    PhaseRecord,
+    PlanRecord,
+    PriceRecord,
+    SplitRecord,
+    WayRecord,
+)
 from dsaccum.records import Record
 from dsaccum.report.other_record import OtherRecord
 from dsaccum.report.train_run import TrainRecord, TrainStep
@@ -71,6 +80,56 @@ def train(status: str = "finished", steps: int = 12, **changes: Any) -> TrainRec
         "command": ["--deepspeed", "ds.json"], "steps": lines,
     }  # fmt: skip
     return TrainRecord(**{**figures, **changes})
+
+
+def split(micro_batch: int, samples: int = 8) -> SplitRecord:
+    """12 GiB that are always there, and 3 for each sample; backward is the highest."""
+    gib = 2**30
+    fixed = {"parameters": 4 * gib, "gradients": 4 * gib, "optimizer": 4 * gib}
+    growing = {"activations": 2 * gib * micro_batch, "logits": gib * micro_batch, "data": 16 * micro_batch}
+    forward = growing | {"logits": gib * micro_batch // 2}
+    parts = {"forward": fixed | forward, "backward": fixed | growing, "step": fixed | {"data": 16 * micro_batch}}
+    phases = {name: PhaseRecord(peak_bytes=sum(each.values()), by_category=each) for name, each in parts.items()}
+    return SplitRecord(
+        micro_batch=micro_batch,
+        accumulation_steps=samples // micro_batch,
+        peak_bytes=phases["backward"].peak_bytes,
+        phase="backward",
+        phases=phases,
+    )
+
+
+def way(memory: int, *, stage: int = 0, checkpointing: bool = False, **changes: Any) -> WayRecord:
+    splits = [split(micro_batch) for micro_batch in (8, 4, 2, 1)]
+    best = next((each for each in splits if each.peak_bytes <= memory), None)
+    return WayRecord(
+        zero_stage=stage, precision="fp32", accumulation_dtype="fp32", activation_checkpointing=checkpointing,
+        reduce_bucket_bytes=0, fits=best is not None, best=best, splits=splits,
+        short_bytes=max(0, splits[-1].peak_bytes - memory),
+        price=PriceRecord(compute=1.25 if checkpointing else 1.0, gradient_bytes=2**32, parameter_bytes=2**32 * stage),
+        **changes,
+    )  # fmt: skip
+
+
+def plan(*, memory: int = 25 * 2**30, other_memory: int | None = None, **changes: Any) -> PlanRecord:
+    """Of one GPU; ``other_memory`` is what ZeRO 3 with checkpointing behaves as if it had."""
+    asked = way(memory)
+    other = way(other_memory or memory, stage=3, checkpointing=True, changes=['"zero_optimization": {"stage": 3}'])
+    batch = asked.best and BatchRecord(
+        world_size=2,
+        micro_batch=asked.best.micro_batch,
+        accumulation_steps=asked.best.accumulation_steps,
+        total=2 * asked.best.micro_batch * asked.best.accumulation_steps,
+    )
+    figures: dict[str, Any] = {
+        "fits": asked.fits, "experiment": "gpt2.yaml", "deepspeed": "ds.json", "device": "cuda",
+        "memory_bytes": memory, "effective_batch": batch, "asked": asked, "chosen": asked if asked.fits else None,
+        "model": ModelRecord(class_name="GPT2LMHeadModel", parameters=10**9, trained=10**9, logits_bytes_per_sample=99),
+        "others": [way(memory, stage=1, changes=['"zero_optimization": {"stage": 1}']), other],
+        "advice": ["a smaller reduce bucket"], "written": "out.json" if asked.fits else None,
+        "versions": {"torch": "2.13.0"}, "command": ["dsaccum", "plan"],
+    }  # fmt: skip
+    return PlanRecord(**{**figures, **changes})
 
 
 def other() -> Record:

@@ -34,6 +34,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "bench": lambda: as_html(kinds.bench()),
     "run": lambda: as_html(kinds.train()),
     "run with long names": lambda: as_html(kinds.train("failed", reason=LONG, name=LONG)),
+    "plan": lambda: as_html(kinds.plan()),
+    "plan that does not fit": lambda: as_html(kinds.plan(memory=2**33, other_memory=2**34)),
+    "plan with long names": lambda: as_html(kinds.plan(experiment=LONG, written=LONG, advice=[LONG])),
     "other": lambda: as_html(kinds.other()),
     "many": lambda: as_one_page({LONG: records.loss_scaled_twice(), "b": kinds.train(), "c": kinds.faults(sound=True)}),
 }
@@ -61,9 +64,10 @@ def test_nothing_complains_and_nothing_overflows(name: str, chromium: Browser, t
     assert chromium.pdf().startswith(b"%PDF")
 
 
-def test_words_of_drawings_are_large_enough_on_a_phone(chromium: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bench", "plan"])
+def test_words_of_drawings_are_large_enough_on_a_phone(name: str, chromium: Browser, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(PAGES["bench"]())
+    page.write_text(PAGES[name]())
     chromium.open(page, PHONE)
     heights = "Math.min(...[...document.querySelectorAll('svg text')].map(each => each.getBoundingClientRect().height))"
     assert chromium.evaluate(heights) >= 9

@@ -1,4 +1,4 @@
-"""Pages of faults, audit, bench, training runs and any other record; and of many records at once.
+"""Pages of faults, audit, bench, plans, training runs and any other record; and of many records at once.
 
 Run: pytest tests/report/test_kinds.py -n 0. Not covered: how they look (tests/report/test_browser.py).
 """
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dsaccum.records import Record
-from dsaccum.report.html import as_html, as_one_page, run_drawings
+from dsaccum.report.html import as_html, as_one_page, plan_drawings, run_drawings
 from dsaccum.report.html.conclusions import BY_SCHEMA
 from dsaccum.report.html.page import TEMPLATES
 from dsaccum.report.train_run import TrainStep
@@ -32,6 +32,9 @@ RECORDS: dict[str, tuple[Callable[[], Record], str]] = {
     "run finished": (kinds.train, "right"),
     "run failed": (lambda: kinds.train("failed", reason="rank 1 was killed"), "wrong"),
     "run begun": (lambda: kinds.train("running", steps=0), "open"),
+    "plan that fits": (kinds.plan, "right"),
+    "plan that does not fit": (lambda: kinds.plan(memory=2**33, other_memory=2**34), "wrong"),
+    "plan of which nothing fits": (lambda: kinds.plan(memory=2**33, deepspeed=None), "wrong"),
     "other": (kinds.other, "wrong"),
 }
 """With the colour of each one's conclusion."""
@@ -78,10 +81,22 @@ def test_a_page_is_whole_and_its_conclusion_comes_first(name: str) -> None:
         ("run finished", "step 5: the gradient was not finite"),
         ("run failed", "rank 1 was killed"),
         ("run begun", "RUNNING, or killed: no step yet"),
+        ("plan that fits", "FITS: ZeRO 0, fp32: 2 ranks x 2 steps x 4 micro-batch = 16; 24.0 GiB of 25.0 GiB"),
+        ("plan that fits", "What helps: a smaller reduce bucket"),
+        ("plan that fits", "next deepspeed --num_gpus 2 launch/train.py --deepspeed out.json --experiment gpt2.yaml"),
+        ("plan that fits", "too large 8 1 36.0 GiB backward fits 4 2 24.0 GiB backward"),
+        ("plan that fits", "planned 0 fp32 off 4 2 24.0 GiB x1.00 4.0 GiB 0 bytes"),
+        ("plan that does not fit", "DOES NOT FIT: ZeRO 0, fp32 lacks 7.0 GiB on each rank, even with B = 1; "
+                                   "ZeRO 3, fp32, activation checkpointing would fit"),
+        ("plan that does not fit", "Nearest that fits: ZeRO 3, fp32, activation checkpointing"),
+        ("plan that does not fit", "lacks 7.0 GiB 1 fp32 off - - 15.0 GiB x1.00"),
+        ("plan that does not fit", "fits 3 fp32 on 1 8 15.0 GiB x1.25 4.0 GiB 12.0 GiB"),
+        ("plan of which nothing fits", "even with B = 1; none of the other ways fits"),
+        ("plan of which nothing fits", "no DeepSpeed JSON: the lowest ZeRO stage that fits"),
         ("other", "PROBLEM"),
         ("other", "name found state fix compilernoneproblem-"),
     ],
-)
+)  # fmt: skip
 def test_what_a_record_holds_is_said(name: str, said: str) -> None:
     assert said.replace(" ", "") in words(name).replace(" ", "")
 
@@ -90,6 +105,7 @@ def test_figures_are_drawn_where_there_is_something_to_draw() -> None:
     drawn = {name: page_of(name).tags.count("svg") for name in RECORDS}
     assert {name: number for name, number in drawn.items() if number} == {
         "bench accepted": 2, "bench rejected": 2, "run finished": 4, "run failed": 4,
+        "plan that fits": 1, "plan that does not fit": 2, "plan of which nothing fits": 1,
     }  # fmt: skip
 
 
@@ -104,11 +120,23 @@ def test_a_long_run_is_thinned_and_keeps_its_span() -> None:
     assert run_drawings.losses([]) == run_drawings.gradient_norm([]) == ""
 
 
+def test_a_plan_that_does_not_fit_shows_no_way_as_planned() -> None:
+    assert "planned0fp32" in words("plan that fits").replace(" ", "")
+    assert "planned0fp32" not in words("plan that does not fit").replace(" ", "")
+
+
+def test_a_category_too_small_to_be_seen_is_not_named_beside_the_bars() -> None:
+    drawn = str(plan_drawings.phases(kinds.way(2**34), 2**34))
+    assert "logits" in drawn
+    assert "data" not in drawn
+
+
 def test_text_of_a_record_is_never_markup() -> None:
     bad = '<script>alert("x")</script>'
     run = kinds.train(steps=0, name=bad, reason=bad, data={"source": bad}, experiment={bad: bad}, command=[bad])
     split = kinds.bench(reason=bad, advice=[bad], warnings=[bad], label=bad, candidates=[])
-    for found in map(Page, (as_html(run), as_html(split), as_one_page({bad: run, "other": split}))):
+    plan = kinds.plan(experiment=bad, deepspeed=bad, written=bad, advice=[bad], command=[bad])
+    for found in map(Page, (as_html(run), as_html(split), as_html(plan), as_one_page({bad: run, "other": split}))):
         assert "script" not in found.tags
         assert found.shown.count(bad) >= 4
 
@@ -157,4 +185,4 @@ def test_every_schema_with_a_template_has_a_conclusion() -> None:
 
     assert TEMPLATES.keys() == BY_SCHEMA.keys() == READ.keys()
     shown: set[Any] = {getattr(of(), "schema_name") for of, _ in RECORDS.values()}  # noqa: B009
-    assert {"dsaccum.faults/1", "dsaccum.audit/1", "dsaccum.bench/1", "dsaccum.train/1"} <= shown
+    assert {"dsaccum.faults/1", "dsaccum.audit/1", "dsaccum.bench/1", "dsaccum.train/1", "dsaccum.plan/1"} <= shown

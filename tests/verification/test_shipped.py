@@ -1,9 +1,8 @@
 """Every shipped DeepSpeed JSON with the experiments that need no download is found equivalent, on 1 and 2 ranks.
 
-Run: pytest -n 0 tests/verification/test_shipped.py -m "slow or not slow" (32 cases, 20 s each on two idle
-cores). What
-is verified is what the command verifies, shrunk where it would be. The command itself, its output and its time are
-tests/cli/test_command.py's.
+Run: pytest -n 0 tests/verification/test_shipped.py -m "slow or not slow" (32 cases, 20 s each on two idle cores). What
+is verified is what the command verifies, shrunk where it would be. The command itself, its output and its time are in
+tests/cli.
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ is gathered whole by the end of its forward pass.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from dsaccum.planning.engines.layout import Layout, up_to_multiple
 from dsaccum.planning.engines.ledger import Ledger
@@ -45,8 +47,12 @@ class Coordinator:
 
     def begin(self, visits: Sequence[int]) -> None:
         """``reset_step``: the queue of what will be needed starts anew; what is gathered stays."""
-        self._visits = [self._of(module) for module in visits]
-        self._queue = deque((p, step) for step, parameters in enumerate(self._visits) for p in parameters)
+        needed = [self._of(module) for module in visits]
+        self._queue = deque((p, step) for step, parameters in enumerate(needed) for p in parameters)
+        self._steps_of: dict[int, list[int]] = {parameter: [] for parameter in self._size}
+        for parameter, step in self._queue:
+            self._steps_of[parameter].append(step)
+        self._elements_before = list(accumulate((sum(self._size[p] for p in each) for each in needed), initial=0))
         self._fetched_for = dict.fromkeys(self._size, -1)
         self._step = self._counted_available = 0
 
@@ -124,18 +130,18 @@ class Coordinator:
         candidates = {p for p in self._of(module) if p not in self._persistent and self._fetched_for[p] <= self._step}
         for parameter in self._of(module):
             self._active[parameter].discard(module)
-        for parameter in candidates - self._needed_soon():
-            self._release(parameter)
+        for parameter in candidates:
+            if not self._is_needed_soon(parameter):
+                self._release(parameter)
 
-    def _needed_soon(self) -> set[int]:
-        soon: set[int] = set()
-        passed = 0
-        for parameters in self._visits[self._step :]:
-            if passed >= self._layout.max_reuse:
-                break
-            soon.update(parameters)
-            passed += sum(self._size[parameter] for parameter in parameters)
-        return soon
+    def _is_needed_soon(self, parameter: int) -> bool:
+        """Whether fewer than ``stage3_max_reuse_distance`` elements come before it comes again."""
+        steps = self._steps_of[parameter]
+        place = bisect_left(steps, self._step)
+        if place == len(steps):
+            return False
+        passed = self._elements_before[steps[place]] - self._elements_before[self._step]
+        return passed < self._layout.max_reuse
 
     def _release(self, parameter: int) -> None:
         if parameter in self._available and not self._active[parameter]:

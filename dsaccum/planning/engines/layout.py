@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,9 +49,9 @@ class Layout:
         optimizer: what the optimizer needs for tensors of so many elements.
     """
 
-    trained: dict[int, int]
+    trained: Mapping[int, int]
     frozen: int
-    of_module: dict[int, list[int]]
+    of_module: Mapping[int, list[int]]
     stage: int
     precision: str
     accumulation: str

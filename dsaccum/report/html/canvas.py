@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 INK, FAINT, RIGHT, WRONG = "#010101", "#020202", "#030303", "#040404"
-SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909")
+SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909", "#0a0a0a", "#0b0b0b")
 """Stand-ins that matplotlib accepts; the page's variables take their places."""
 VARIABLES = {
     INK: "ink", FAINT: "faint", RIGHT: "right", WRONG: "wrong",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dsaccum.report import audit_matrix, conclusion, fault_matrix, train_run, watch
+from dsaccum.report import audit_matrix, conclusion, fault_matrix, plan, train_run, watch
 from dsaccum.report.other_record import OtherRecord
 from dsaccum.verification.records.record import Cause
 
@@ -77,6 +77,11 @@ def of_train(record: Any) -> Conclusion:
     return Conclusion("training run", states.get(record.status, "open"), train_run.in_short(record))
 
 
+def of_plan(record: Any) -> Conclusion:
+    """Whether it fits, or what would."""
+    return Conclusion("dsaccum plan", "right" if record.fits else "wrong", plan.in_short(record))
+
+
 def of_other(record: OtherRecord) -> Conclusion:
     """Its verdict, if it has one."""
     states: dict[str | None, State] = {"ok": "right", "problem": "wrong"}
@@ -90,7 +95,7 @@ BY_SCHEMA: dict[str, Callable[[Any], Conclusion]] = {
     "dsaccum.audit/1": of_audit,
     "dsaccum.bench/1": of_bench,
     "dsaccum.train/1": of_train,
-    "dsaccum.plan/1": of_other,
+    "dsaccum.plan/1": of_plan,
     "dsaccum.doctor/1": of_other,
 }
 """Schemas that have a template too."""

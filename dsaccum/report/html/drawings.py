@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -107,7 +107,7 @@ def peaks(runs: Sequence[MemoryRun]) -> Markup:
         return Markup("")
     with figure(0.9 + 0.32 * len(runs)) as (axes, svg):
         places = [float(place) for place in reversed(range(len(runs)))]
-        _stack(axes, places, kinds, vertical=False)
+        stack(axes, places, kinds, vertical=False)
         axes.set_yticks(places, [_split(run) for run in runs])
     return svg("Peak memory of each split by category")
 
@@ -174,7 +174,7 @@ def _by_micro_step(steps: Sequence[Any], kinds: dict[str, list[int]], title: str
     if not steps or len(steps) > MOST_BARS or not any(map(any, kinds.values())):
         return Markup("")
     with figure(1.9) as (axes, svg):
-        _stack(axes, [float(step.micro_step) for step in steps], kinds, vertical=True)
+        stack(axes, [float(step.micro_step) for step in steps], kinds, vertical=True)
         axes.set_xlabel("micro-step")
         if len(steps) <= 16:
             axes.set_xticks([step.micro_step for step in steps])
@@ -209,7 +209,8 @@ def _split(run: Any) -> str:
     return f"N = {run.accumulation_steps}, B = {run.micro_batch}"
 
 
-def _stack(axes: Any, places: Sequence[float], kinds: dict[str, list[int]], *, vertical: bool) -> None:
+def stack(axes: Any, places: Sequence[float], kinds: Mapping[str, Sequence[int]], *, vertical: bool) -> int:
+    """Bars of bytes by kind, one kind on the other; returns the bytes of the axis's unit."""
     unit, divisor = _unit(max(map(sum, zip(*kinds.values(), strict=True))))
     below = [0.0] * len(places)
     for colour, (name, amounts) in zip(SERIES, kinds.items(), strict=False):
@@ -223,6 +224,7 @@ def _stack(axes: Any, places: Sequence[float], kinds: dict[str, list[int]], *, v
     axes.legend(
         frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0, handlelength=1, columnspacing=1.2
     )
+    return divisor
 
 
 def _unit(largest: int) -> tuple[str, int]:

@@ -14,8 +14,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dsaccum.records import Record, write_new
-from dsaccum.report import audit_matrix, fault_matrix, figures, resources, terminal, train_run, watch, weight_views
-from dsaccum.report.html import conclusions, drawings, run_drawings
+from dsaccum.report import (
+    audit_matrix,
+    fault_matrix,
+    figures,
+    plan,
+    resources,
+    terminal,
+    train_run,
+    watch,
+    weight_views,
+)
+from dsaccum.report.html import conclusions, drawings, plan_drawings, run_drawings
 from dsaccum.verification.diagnosis.causes import UNKNOWN
 
 TEMPLATES = {
@@ -25,7 +35,7 @@ TEMPLATES = {
     "dsaccum.audit/1": "audit.html",
     "dsaccum.bench/1": "bench.html",
     "dsaccum.train/1": "train.html",
-    "dsaccum.plan/1": "record.html",
+    "dsaccum.plan/1": "plan.html",
     "dsaccum.doctor/1": "record.html",
 }
 """By schema. A further record gets a page by a row here, a template with a macro ``body(record, anchor)``, and what it
@@ -100,6 +110,7 @@ def _environment() -> Environment:
     environment.globals.update(
         draw=drawings,
         draw_run=run_drawings,
+        draw_plan=plan_drawings,
         exceeds=figures.exceeds,
         words=_WORDS,
         content_of=resources.content_of,
@@ -127,5 +138,6 @@ _WORDS: dict[str, Any] = {
     "faults": fault_matrix,
     "audit": audit_matrix,
     "train": train_run,
+    "plan": plan,
 }
 """The same sentences as on a terminal."""

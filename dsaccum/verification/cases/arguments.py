@@ -17,42 +17,32 @@ MOST_STEPS: Final = 64
 _LOOP_SPELLING: Final = f"{', '.join(LOOPS)}, or FILE.py:function"
 
 
-@dataclass(frozen=True)
-class VerifyArguments:
-    """What the command line, or a caller of ``dsaccum.verify``, said.
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What every verification is told, whatever it verifies.
 
     Args:
-        deepspeed: the DeepSpeed JSON.
-        experiment: the experiment YAML; None for the default one.
         ranks: W; None for as many as there are cores, at most 2.
         steps: windows to compare, 1 to 64.
-        accumulation_steps: N instead of the JSON's.
-        micro_batch: B instead of the JSON's.
-        loop: ``dsaccum``, ``hf-labels``, ``outside-loss``, or ``FILE.py:function``.
+        accumulation_steps: N; None for that of the JSON or the checkpoint, or what follows from B.
+        micro_batch: B; None for that of the JSON or the checkpoint, or what follows from N.
         fault: identifier of a fault to inject, or ``FILE.py:function`` that gives one.
         remedies: whether our remedies for DeepSpeed's faults are applied.
         strict: whether a substitution or an untested claim counts as not carried out.
-        full_size: whether a large model is verified as it is, not as a shrunk copy.
-        overrides: ``section.key=value`` for fields of the YAML.
         verbose: whether libraries may log.
         command: the command line as it was given, for the record.
 
     Raises:
-        ConfigError: a number is out of its range, or there is no such loop.
+        ConfigError: a number is out of its range, or there is no such fault.
     """
 
-    deepspeed: Path
-    experiment: Path | None = None
     ranks: int | None = None
     steps: int = 3
     accumulation_steps: int | None = None
     micro_batch: int | None = None
-    loop: str = "dsaccum"
     fault: str | None = None
     remedies: bool = True
     strict: bool = False
-    full_size: bool = False
-    overrides: tuple[str, ...] = ()
     verbose: bool = False
     command: tuple[str, ...] = ()
 
@@ -61,10 +51,35 @@ class VerifyArguments:
         check_range("--steps", self.steps, "is no number of steps that can be compared", most=MOST_STEPS)
         check_range("--accum-steps", self.accumulation_steps, "is no number of accumulation steps")
         check_range("--micro-batch", self.micro_batch, "is no micro-batch size")
+        if self.fault is not None:
+            _check_fault(self.fault)
+
+
+@dataclass(frozen=True)
+class VerifyArguments(Arguments):
+    """What the command line, or a caller of ``dsaccum.verify``, said.
+
+    Args:
+        deepspeed: the DeepSpeed JSON.
+        experiment: the experiment YAML; None for the default one.
+        loop: ``dsaccum``, ``hf-labels``, ``outside-loss``, or ``FILE.py:function``.
+        full_size: whether a large model is verified as it is, not as a shrunk copy.
+        overrides: ``section.key=value`` for fields of the YAML.
+
+    Raises:
+        ConfigError: there is no such loop, and as all ``Arguments``.
+    """
+
+    deepspeed: Path
+    experiment: Path | None = None
+    loop: str = "dsaccum"
+    full_size: bool = False
+    overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.loop not in LOOPS:
             _check_loop(self.loop)
-        if self.fault is not None:
-            check_fault(self.fault)
 
 
 def check_range(flag: str, number: int | None, problem: str, most: int | None = None) -> None:
@@ -103,12 +118,8 @@ def _check_loop(loop: str) -> None:
         raise ConfigError(f"{path} has no function {name!r}", key="--loop", value=loop, fix=fix)
 
 
-def check_fault(fault: str) -> None:
-    """Refuse a misspelt identifier; whether a fault can be put into the case is found out later.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+def _check_fault(fault: str) -> None:
+    """Refuse a misspelt identifier; whether a fault can be put into the case is found out later."""
     if ":" in fault:
         return
     if unknown := [each for each in fault.split("+") if each not in ADVICE]:
