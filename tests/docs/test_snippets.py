@@ -106,7 +106,11 @@ def test_json_is_a_deepspeed_config_without_warnings(block: Block, in_a_folder: 
     for yaml_block in YAMLS:
         experiment = load(yaml_block, in_a_folder)
         settings = load_deepspeed_config(
-            in_a_folder / "snippet.json", schema=installed_schema(), experiment=experiment, world_size=4
+            in_a_folder / "snippet.json",
+            schema=installed_schema(),
+            experiment=experiment,
+            world_size=4,
+            may_be_automatic=True,
         )
         assert settings.warnings == []
         assert settings.config["optimizer"]["params"]["lr"] == experiment.auto.lr
