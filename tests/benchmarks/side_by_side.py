@@ -11,7 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from importlib.metadata import version
@@ -59,12 +59,20 @@ class Setup:
 
         return load_data(self.experiment.data, self.source)
 
-    def settings(self, config: Path, accumulation_steps: int | None = None) -> DeepSpeedSettings:
+    def with_overrides(self, *overrides: str) -> Setup:
+        """Another experiment on the same data."""
+        other = replace(self, experiment=load_experiment(self.source, overrides))
+        other.__dict__["data"] = self.data
+        return other
+
+    def settings(
+        self, config: Path, accumulation_steps: int | None = None, micro_batch: int | None = None
+    ) -> DeepSpeedSettings:
         from dsaccum.engine.schema import installed_schema
 
         return load_deepspeed_config(
             config, schema=installed_schema(), experiment=self.experiment, world_size=self.ranks.world_size,
-            accumulation_steps=accumulation_steps,
+            accumulation_steps=accumulation_steps, micro_batch=micro_batch,
         )  # fmt: skip
 
     def model(self) -> Any:
