@@ -176,8 +176,8 @@ class WithTrainer:
     """Hugging Face's Trainer with DeepSpeed. It owns its loop: the others have their turns at the end of its steps.
 
     Without ``use_cpu``, with which it silently trains without DeepSpeed. For a model whose shift of the labels it does
-    not know (GPT-2) it counts a row's first label as a target, which predicts nothing: that label is masked in its rows,
-    so that it divides by what the others divide by.
+    not know (GPT-2) it counts a row's first label as a target, which predicts nothing: that label is masked in its
+    rows, so that it divides by what the others divide by.
     """
 
     def __init__(self, setup: Setup, settings: DeepSpeedSettings, total: int) -> None:
