@@ -3,8 +3,8 @@
 Run: python tests/benchmarks/startup.py [--rounds 10] [--what help verify training]
 
 Processes of their own, in turn. ``help`` is the wall clock of ``python -m dsaccum ... --help``, beside a Python that
-does nothing; ``verify`` is from the process's start until its ranks have started and the case's first window has begun
-on them; ``training`` is ``launch/train.py`` against ``bare_start.py``, from the start until the first optimizer step is
+does nothing; ``verify`` is from the process's start until its input is read and its ranks have started, when they are
+handed the first case; ``training`` is ``launch/train.py`` against ``bare_start.py``, from the start until the first optimizer step is
 done, without the preflight.
 """
 
@@ -36,12 +36,13 @@ from pathlib import Path
 from dsaccum.cli import main
 from dsaccum.verification.ranks.pool import RankPool
 
-sign, *words = sys.argv[1:]
+folder, *words = sys.argv[1:]
 joined = RankPool._joined_team
 
 def told(self):
+    (Path(folder) / "read").write_text("config, data and model are read")
     team = joined(self)
-    Path(sign).write_text("the ranks are ready, and are about to get the case")
+    (Path(folder) / "begun").write_text("the ranks are ready, and are about to get the case")
     return team
 
 RankPool._joined_team = told
@@ -76,8 +77,9 @@ def of_help(arguments: argparse.Namespace) -> None:
 
 def of_verify(arguments: argparse.Namespace) -> None:
     words = ["verify", "--deepspeed", str(arguments.config), "--experiment", str(EXPERIMENT)]
-    start = Start([sys.executable, "-c", UP_TO_THE_FIRST_CASE, "{folder}/begun", *words], "begun")
-    seconds = rounds_of({"verify, up to its first case": lambda: seconds_until(start)}, arguments.rounds)
+    command = [sys.executable, "-c", UP_TO_THE_FIRST_CASE, "{folder}", *words]
+    starts = {"verify, up to its first case": Start(command, "begun"), "of that, input read": Start(command, "read")}
+    seconds = rounds_of({name: lambda s=start: seconds_until(s) for name, start in starts.items()}, arguments.rounds)
     tell_of("verify", seconds, arguments)
 
 
