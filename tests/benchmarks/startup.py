@@ -4,8 +4,8 @@ Run: python tests/benchmarks/startup.py [--rounds 10] [--what help verify traini
 
 Processes of their own, in turn. ``help`` is the wall clock of ``python -m dsaccum ... --help``, beside a Python that
 does nothing; ``verify`` is from the process's start until its input is read and its ranks have started, when they are
-handed the first case; ``training`` is ``launch/train.py`` against ``bare_start.py``, from the start until the first optimizer step is
-done, without the preflight.
+handed the first case; ``training`` is ``launch/train.py`` against ``bare_start.py``, from the start until the first
+optimizer step is done, without the preflight.
 """
 
 from __future__ import annotations
