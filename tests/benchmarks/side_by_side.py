@@ -200,12 +200,14 @@ def machine() -> dict[str, Any]:
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on stdout."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
         table.add_row(*map(_shown, row))
-    Console(width=max(100, Console().width)).print(table)
+    console = Console(width=max(130, Console().width))
+    console.print(title, highlight=False)
+    console.print(table)
 
 
 def _shown(cell: object) -> str:
