@@ -45,10 +45,8 @@ def main() -> None:
 
 
 def compare_peers(setup: Setup, arguments: argparse.Namespace, total: int) -> None:
-    from sides import Bare, Ddp, Ours, Products, WithAccelerate, WithTrainer, tell_accelerate_of_gloo
+    from sides import Bare, Ddp, Ours, Products, WithAccelerate, WithTrainer
 
-    if setup.ranks.world_size > 1:
-        tell_accelerate_of_gloo()
     settings = setup.settings(arguments.config)
     # Trainer first: its arguments reset the state that Accelerate keeps for the process.
     trainer = WithTrainer(setup, settings, total)

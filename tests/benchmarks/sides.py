@@ -175,9 +175,8 @@ class WithAccelerate:
 class WithTrainer:
     """Hugging Face's Trainer with DeepSpeed. It owns its loop: the others have their turns at the end of its steps.
 
-    Without ``use_cpu``, with which it silently trains without DeepSpeed. For a model whose shift of the labels it does
-    not know (GPT-2) it counts a row's first label as a target, which predicts nothing: that label is masked in its
-    rows, so that it divides by what the others divide by.
+    For a model whose shift of the labels it does not know (GPT-2) it counts a row's first label as a target, which
+    predicts nothing: that label is masked in its rows, so that it divides by what the others divide by.
     """
 
     def __init__(self, setup: Setup, settings: DeepSpeedSettings, total: int) -> None:
@@ -193,7 +192,7 @@ class WithTrainer:
             adam_epsilon=optimizer["eps"], weight_decay=optimizer["weight_decay"],
             warmup_steps=schedule["warmup_num_steps"], max_grad_norm=config["gradient_clipping"],
             train_sampling_strategy="sequential", save_strategy="no", report_to=[], disable_tqdm=True,
-            dataloader_pin_memory=False,
+            dataloader_pin_memory=False, use_cpu=not torch.cuda.is_available(),
         )  # fmt: skip
         rows = Rows(setup.stream(batch), total + 1, mask_first=True)
         self._trainer = Trainer(self.model, arguments, train_dataset=rows)
@@ -275,21 +274,14 @@ def ready_windows(setup: Setup, settings: DeepSpeedSettings, total: int) -> Iter
     return iter([stream.window(index) for index in range(total)])
 
 
-def tell_accelerate_of_gloo() -> None:
-    """Where there is no GPU, Accelerate with DeepSpeed knows of one rank only and deals all data to each of several.
-
-    With ``cpu`` or ``use_cpu`` it knows of all, and leaves DeepSpeed out. Both it and Trainer need this to take part.
-    """
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
-
-    if not torch.cuda.is_available():
-        PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)
-
-
 def _own_accelerate_state() -> None:
-    """Let the next Accelerator have a state of its own: it is one for the process, and Trainer's has begun."""
+    """Let the next Accelerator have a state of its own: it is one for the process, and Trainer's has begun.
+
+    Where there is no GPU it is told so, as ``use_cpu`` does for Trainer: Accelerate with DeepSpeed would otherwise know
+    of one rank only, and deal all data to each of several.
+    """
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     for kind in (AcceleratorState, GradientState, PartialState):
         kind._shared_state = {}
+    PartialState(cpu=not torch.cuda.is_available())
