@@ -5,9 +5,9 @@ Run: python tests/benchmarks/peers.py [--ranks 2] [--rounds 20] [--windows 2] [-
 
 Sides: a bare DeepSpeed loop, Hugging Face's Trainer with DeepSpeed, Accelerate with DeepSpeed, PyTorch's DDP with
 ``no_sync`` (on one rank a plain loop), and the limit: the matrix products alone. All live in one process per rank and
-do ``--windows`` optimizer steps in turn; who begins rotates. Ratios are (their seconds) / (ours), in pairs of a round,
-with a 95 % bootstrap interval. That all do the same work is checked: tokens seen, parameters after the first window,
-loss on the same held-out batch after the last. fp32, ZeRO 0 to 2.
+do ``--windows`` optimizer steps in turn; each round has an order of its own. Ratios are (their seconds) / (ours), in
+pairs of a round, with a 95 % bootstrap interval. That all do the same work is checked: tokens seen, parameters after
+the first window, loss on the same held-out batch after the last. fp32, ZeRO 0 to 2.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import tempfile
@@ -81,12 +82,14 @@ def seconds_until(start: Start) -> float:
 
 
 def rounds_of(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, in turn; who begins rotates. A first round, which fills the system's caches, does not count."""
-    names = list(measures)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    """Seconds of each, in turn; each round has an order of its own.
+
+    A first round, which fills the system's caches, does not count.
+    """
+    draw = random.Random(0)
+    seconds: dict[str, list[float]] = {name: [] for name in measures}
     for number in range(rounds + 1):
-        start = number % len(names)
-        for name in names[start:] + names[:start]:
+        for name in draw.sample(list(measures), len(measures)):
             taken = measures[name]()
             if number:
                 seconds[name].append(taken)

@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -115,7 +114,7 @@ def on_ranks(count: int) -> None:
 
 
 class Turns:
-    """Sides that take turns. All ranks begin and end a turn together; the order rotates from round to round.
+    """Sides that take turns. All ranks begin and end a turn together; each round has an order of its own.
 
     Args:
         sides: what each does in its turn; None for a side that calls back (Hugging Face's Trainer owns its loop): its
@@ -127,7 +126,7 @@ class Turns:
 
     def __init__(self, sides: Mapping[str, Callable[[int], None] | None]) -> None:
         self._sides = dict(sides)
-        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.seconds: dict[str, list[float]] = {name: [] for name in self._sides}
 
     def take(
         self, windows: int, rounds: int, warm_up: int = 1, after_first: Callable[[], None] = lambda: None
@@ -140,11 +139,10 @@ class Turns:
             warm_up: rounds of whole turns before them, beside the very first one.
             after_first: called when each side has done one window.
         """
-        names = list(self._sides)
+        draw = random.Random(0)  # the same orders on every rank
         for number in range(-1 - warm_up, rounds):
             first = number == -1 - warm_up
-            start = number % len(names)
-            for name in names[start:] + names[:start]:
+            for name in draw.sample(list(self._sides), len(self._sides)):
                 began = _together()
                 work, count = self._sides[name], 1 if first else windows
                 if work is not None:

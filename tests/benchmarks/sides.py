@@ -8,6 +8,7 @@ loaders.
 from __future__ import annotations
 
 import contextlib
+import io
 import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
@@ -75,7 +76,8 @@ class Ours:
     def __init__(self, setup: Setup, settings: DeepSpeedSettings) -> None:
         ranks, batch = setup.ranks, settings.batch
         self.model = setup.model()
-        self.engine = WindowEngine(self.model, deepcopy(settings.config), batch, CausalLMLoss())
+        with contextlib.redirect_stdout(io.StringIO()):  # some of DeepSpeed's optimizers print their memory use
+            self.engine = WindowEngine(self.model, deepcopy(settings.config), batch, CausalLMLoss())
         metrics = MetricsFile(Path(tempfile.mkdtemp()) / "metrics.jsonl")
         stop = StopRequest()
         self._loop = TrainingLoop(
