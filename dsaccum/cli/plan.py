@@ -12,7 +12,6 @@ from dsaccum.cli.options import html_option, json_option, overrides_option
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_record, write_report
 from dsaccum.config.errors import ConfigError
-from dsaccum.config.reading import read_json_object, read_yaml_mapping
 from dsaccum.planning.flags import PlanFlags, parse_memory
 from dsaccum.report.new_files import check_new_files
 
@@ -81,6 +80,8 @@ def plan_command(
     """
 
     def work() -> ExitCode:
+        from dsaccum.config.reading import read_json_object, read_yaml_mapping
+
         yaml = _given("--experiment", experiment, "--experiment launch/experiments/llama-nano.yaml")
         total = _given("--effective-batch", effective_batch, "--effective-batch 512")
         world_size = _given("--ranks", ranks, "--ranks 8")

@@ -18,9 +18,7 @@ from dsaccum.cli.options import (
 from dsaccum.cli.outcome import ExitCode, NotCarriedOut, exit_code_of, show
 from dsaccum.cli.record_file import write_record, write_report
 from dsaccum.config.errors import ConfigError
-from dsaccum.config.reading import read_json_object, read_yaml_mapping
 from dsaccum.report.new_files import check_new_files
-from dsaccum.training.start import find_start
 from dsaccum.verification.cases.arguments import MOST_STEPS, VerifyArguments
 from dsaccum.verification.resumed.arguments import ResumeArguments
 
@@ -140,6 +138,8 @@ def verify_command(
             "command": ("dsaccum", *context.obj),
         }
         if resume is not None:
+            from dsaccum.training.start import find_start
+
             own = {"--deepspeed": deepspeed, "--experiment": experiment, "--set": overrides}
             _refuse_beside_resume(own | {"--loop": loop if loop != "dsaccum" else None})
             check_new_files({"--json": json, "--html": html})
@@ -211,6 +211,8 @@ def _judged(record: VerifyRecord, *, strict: bool) -> ExitCode:
 
 def read_early(deepspeed: Path, experiment: Path | None) -> None:
     """Before torch is loaded, which takes seconds: a mistyped name or a missing comma is answered at once."""
+    from dsaccum.config.reading import read_json_object, read_yaml_mapping
+
     read_json_object(deepspeed)
     if experiment is not None:
         read_yaml_mapping(experiment)

@@ -36,6 +36,15 @@ def test_start_loads_nothing_heavy(words: list[str]) -> None:
     assert "dsaccum.verification.records.record" not in loaded
 
 
+@pytest.mark.parametrize("command", [None, "verify", "faults", "audit", "bench", "plan", "doctor", "report"])
+def test_help_reads_no_files_and_needs_nothing_that_does(command: str | None) -> None:
+    words = [command, "--help"] if command else ["--help"]
+    code = f"import sys; from dsaccum.cli import main; main({words}); print('loaded', *sys.modules)"
+    loaded = set(python(code).stdout.splitlines()[-1].split()[1:])
+    typers_own = {"pydantic"} if command else set()  # for a command's options, from 0.29 on
+    assert not {*HEAVY, "yaml"} & (loaded - typers_own)
+
+
 def test_help_takes_less_than_a_second() -> None:
     """Of computing; what the clock says depends on the neighbours, and so does the worst of several."""
 
