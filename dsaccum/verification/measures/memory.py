@@ -16,7 +16,6 @@ import torch
 
 from dsaccum.data import Samples
 from dsaccum.engine.gradients import GradientWitness
-from dsaccum.instruments.memory import measure_memory
 from dsaccum.verification.cases.case import Case, OrderRule, WindowChoice
 from dsaccum.verification.cases.windows import case_stream
 from dsaccum.verification.records.record import ClaimState, MemoryByCategory, MemoryRecord, MemoryRun
@@ -124,6 +123,8 @@ def measure_peak(subject: Subject, case: Case, run_window: Callable[[], object])
     if not _make_states(subject, case):
         run_window()
     witness = GradientWitness(engine.module)
+    from dsaccum.instruments.memory import measure_memory  # MemTracker brings inductor and DTensor with it: a second
+
     use, unused = measure_memory(engine, [run_window]), witness.close()
     on_gpu = torch.device(engine.device).type == "cuda"
     return MemoryPeak(
