@@ -13,12 +13,11 @@ from torch import Tensor
 
 from dsaccum.reference_optimizers import NotRebuilt, Optimizer, StepSettings, rebuild_optimizer
 from dsaccum.verification.comparison.update_check import (
-    Hypothesis,
     SawCheck,
     UpdateCheck,
     check_optimizer_saw,
     check_update,
-    due_coefficient,
+    hypothesis_of,
 )
 from dsaccum.verification.subject.capture import OptimizerStep
 from dsaccum.watch.window import RunFacts
@@ -46,9 +45,6 @@ def check_optimizer(
     if step is None or not step.applied or step.before is None or step.after is None:
         return None, None, "the step was not applied"
     saw = check_optimizer_saw(step, facts.clipping)
-    coefficient = saw.coefficient if saw is not None else due_coefficient(step, facts.clipping)
-    if saw is not None and not saw.passed and saw.ratio is not None:
-        coefficient *= saw.ratio
     tensors, product, square = [], 0.0, 0.0
     for names, rule in _groups(step, facts):
         if isinstance(rule, NotRebuilt):
@@ -57,7 +53,8 @@ def check_optimizer(
         settings = StepSettings(rule.learning_rate, rule.betas)
         absent = frozenset(names) - {name for name, g in step.gradients.items() if g is not None}
         before = updates_before + _ahead(part, facts)
-        found = check_update(part, rule, Hypothesis(settings, before, coefficient, absent))
+        hypothesis = hypothesis_of(step, saw, facts.clipping, settings, before, absent)
+        found = check_update(part, rule, hypothesis)
         tensors += found.tensors
         if found.ratio is not None:
             product, square = product + found.ratio, square + 1

@@ -1,8 +1,8 @@
 """An optimizer step of torch's own, in float32, is within the bound of the update, and another step is not.
 
 Run: pytest -n 0 tests/verification/test_update_check.py. The bound is ``update_check.py``'s own. Negative controls: a
-rate, a decay, a count that are slightly other. Not covered: what DeepSpeed makes of these optimizers
-(test_equivalent.py, test_random_cases.py), clipping.
+rate, a decay, a count that are slightly other, and a coefficient of clipping further off than its norm may be. Not
+covered: what DeepSpeed makes of these optimizers (test_equivalent.py, test_random_cases.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from dsaccum.instruments.gradients import Snapshot
+from dsaccum.instruments.optimizer_saw import SeenGradient
 from dsaccum.reference_optimizers import Optimizer, StepSettings, rebuild_optimizer
-from dsaccum.verification.comparison.update_check import Hypothesis, UpdateCheck, check_update
+from dsaccum.verification.comparison.update_check import (
+    Hypothesis,
+    SawCheck,
+    UpdateCheck,
+    check_optimizer_saw,
+    check_update,
+    hypothesis_of,
+)
 from dsaccum.verification.subject.capture import OptimizerStep
 
 DECAY, BETAS = 0.01, (0.9, 0.999)
@@ -93,3 +101,66 @@ def test_another_step_is_wrong(kind: str, changes: dict[str, float]) -> None:
 
 def test_another_count_is_wrong() -> None:
     assert not checked("Adam", one_step("Adam", *drawn()), updates_before=1).passed
+
+
+LIMIT, ELEMENTS = 1.0, 1 << 20
+"""u sqrt(P) of so many elements is 6e-5."""
+
+
+def second_step(coefficient_times: float) -> tuple[OptimizerStep, Optimizer]:
+    """Adam's second, after gradients of another size; the norm was a little off, as float32 sums are."""
+    generator = torch.Generator().manual_seed(0)
+    p, first, second = (torch.randn(ELEMENTS, generator=generator) * scale for scale in (0.02, 3e-3, 1e-2))
+    parameter = nn.Parameter(p)
+    optimizer = torch.optim.Adam([parameter], lr=RATES["Adam"])
+    parameter.grad = first / first.norm()
+    optimizer.step()
+
+    def snapshot() -> Snapshot:
+        weights = parameter.detach().clone()
+        states = {name: value.clone() for name, value in optimizer.state[parameter].items()}
+        return Snapshot({"w": weights}, {"w": weights}, {"w": states}, {"w": {"lr": RATES["Adam"]}})
+
+    before = snapshot()
+    parameter.grad = (second.double() / float(second.double().norm()) * coefficient_times).float()
+    seen = {"w": SeenGradient(parameter.grad.double(), 0.0)}
+    optimizer.step()
+    rule = rebuild_optimizer({"type": "Adam", "params": {"lr": RATES["Adam"], "adam_w_mode": False, "eps": 1e-8}})
+    assert isinstance(rule, Optimizer)
+    return OptimizerStep(1, {"w": second}, 1.0, True, None, before, snapshot(), seen), rule
+
+
+def clipped_update(coefficient_times: float, *, seen: bool) -> tuple[SawCheck, UpdateCheck]:
+    step, rule = second_step(coefficient_times)
+    saw = check_optimizer_saw(step, LIMIT)
+    assert saw is not None
+    known = saw if seen else None
+    hypothesis = hypothesis_of(step, known, LIMIT, StepSettings(RATES["Adam"], BETAS), 1, frozenset())
+    return saw, check_update(step, rule, hypothesis)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_the_norm_of_clipping_rounds_is_no_wrong_update(seen: bool) -> None:
+    saw, update = clipped_update(1 + 1.5e-5, seen=seen)
+    assert saw.clips
+    assert saw.passed
+    assert update.passed, update.worst
+    step, rule = second_step(1 + 1.5e-5)
+    exact = check_update(step, rule, Hypothesis(StepSettings(RATES["Adam"], BETAS), 1, saw.coefficient))
+    assert not exact.passed, "it would have been a false alarm"
+
+
+def test_another_coefficient_is_wrong() -> None:
+    """Beyond what the norm may round; without a trace of it the update shows it."""
+    saw, update = clipped_update(1 + 1e-3, seen=True)
+    assert not saw.passed
+    assert update.passed, "the update follows from the gradient that reached the optimizer"
+    assert not clipped_update(1 + 1e-3, seen=False)[1].passed
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_another_rate_is_wrong_where_clipping_acts(seen: bool) -> None:
+    step, rule = second_step(1 + 1.5e-5)
+    saw = check_optimizer_saw(step, LIMIT) if seen else None
+    settings = StepSettings(RATES["Adam"] * 1.001, BETAS)
+    assert not check_update(step, rule, hypothesis_of(step, saw, LIMIT, settings, 1, frozenset())).passed

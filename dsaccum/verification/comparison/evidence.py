@@ -25,8 +25,8 @@ from dsaccum.verification.comparison.update_check import (
     UpdateCheck,
     check_optimizer_saw,
     check_update,
-    due_coefficient,
     frozen_changes,
+    hypothesis_of,
     rates_used,
 )
 from dsaccum.verification.records.parts import TrajectoryRecord
@@ -319,14 +319,9 @@ def gather_step(
 def due_hypothesis(
     saw: SawCheck | None, settings: StepSettings, number: int, step: OptimizerStep, truth: WindowTruth, case: Case
 ) -> Hypothesis:
-    """The update as it is due, given the gradient that DeepSpeed had.
-
-    Where clipping is wrong, the update is judged with the gradient that came out of it: it has a claim of its own.
-    """
-    coefficient = saw.coefficient if saw is not None else due_coefficient(step, case.gradient_clipping)
-    if saw is not None and not saw.passed and saw.ratio is not None:
-        coefficient *= saw.ratio
-    return Hypothesis(settings, number - 1, coefficient, frozenset(step.gradients.keys() - truth.gradient.keys()))
+    """The update as it is due, given the gradient that reached the optimizer."""
+    absent = frozenset(step.gradients.keys() - truth.gradient.keys())
+    return hypothesis_of(step, saw, case.gradient_clipping, settings, number - 1, absent)
 
 
 def differing(checksums: list[dict[str, int]]) -> list[str]:

@@ -12,6 +12,9 @@ happens. With u the unit roundoff of what the optimizer steps (2^-24 for fp32 ma
                 the rate, in y_t as well, but not in the same elements. z_t is the largest move, element by element
     saw         what reached the optimizer against clipping done anew; bounded by what its recovery may round, 8 u for
                 products, and where clipping acts u sqrt(P) for the norm: P squares added up in float32
+
+The norm's rounding is one factor on all gradients, and Adam's change moves with it from the second step on. Where what
+reached the optimizer is known, the update is judged with that factor; where it is not, z_t is also the move by it.
 """
 
 from __future__ import annotations
@@ -39,12 +42,14 @@ class Hypothesis:
         updates_before: Adam's count before the step.
         coefficient: what clipping multiplied the gradient by.
         absent: parameters without gradient in truth, which stay as they are; DeepSpeed has zeros for them.
+        coefficient_rounding: by how much of itself the coefficient may be off.
     """
 
     settings: StepSettings
     updates_before: int
     coefficient: float
     absent: frozenset[str] = frozenset()
+    coefficient_rounding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,10 +156,36 @@ def check_optimizer_saw(
         if leave_out:
             return None
         return SawCheck(0.0 if difference == 0 else math.inf, 0.0, None, coefficient)
-    elements = sum(tensor.numel() for tensor in gradient.values())
-    norm_rounding = roundoff * math.sqrt(elements) if coefficient < 1 else 0.0
-    bound = rounding / size + 8 * roundoff + norm_rounding
+    bound = rounding / size + 8 * roundoff + _norm_rounding(gradient, coefficient)
     return SawCheck(difference / size, bound, product / square, coefficient)
+
+
+def hypothesis_of(
+    step: OptimizerStep,
+    saw: SawCheck | None,
+    limit: float,
+    settings: StepSettings,
+    updates_before: int,
+    absent: frozenset[str],
+) -> Hypothesis:
+    """The update as it is due, given the gradient that reached the optimizer.
+
+    Where clipping acts, it is judged by ``saw``; the update is judged with what came out of it, right or wrong.
+    """
+    if saw is None:
+        coefficient = due_coefficient(step, limit)
+        return Hypothesis(settings, updates_before, coefficient, absent, _norm_rounding(unscaled(step), coefficient))
+    coefficient = saw.coefficient
+    if saw.ratio is not None and (saw.clips or not saw.passed):
+        coefficient *= saw.ratio
+    return Hypothesis(settings, updates_before, coefficient, absent)
+
+
+def _norm_rounding(gradient: Tensors, coefficient: float) -> float:
+    """What clipping's norm rounds, relative to itself; see above."""
+    if coefficient >= 1:
+        return 0.0
+    return torch.finfo(torch.float32).eps / 2 * math.sqrt(sum(tensor.numel() for tensor in gradient.values()))
 
 
 def check_update(step: OptimizerStep, optimizer: Optimizer, hypothesis: Hypothesis) -> UpdateCheck:
@@ -176,7 +207,7 @@ def check_update(step: OptimizerStep, optimizer: Optimizer, hypothesis: Hypothes
     own_precision = next(iter(step.before.masters.values())).dtype
     rounded = _changes(step, optimizer, gradient, hypothesis, own_precision)
     roundoff = torch.finfo(own_precision).eps / 2
-    moved = _moved_by_rounded_sum(step, optimizer, gradient, hypothesis, due, roundoff)
+    moved = _moved_by_rounding(step, optimizer, gradient, hypothesis, due, roundoff)
     errors, product, square = [], 0.0, 0.0
     for name, before in step.before.masters.items():
         change = step.after.masters[name].double() - before.double()
@@ -265,7 +296,7 @@ def _changes(
     return {name: after[name].double() - parameters[name].double() for name in parameters}
 
 
-def _moved_by_rounded_sum(
+def _moved_by_rounding(
     step: OptimizerStep,
     rule: Optimizer,
     gradient: Mapping[str, Tensor],
@@ -273,25 +304,48 @@ def _moved_by_rounded_sum(
     due: Mapping[str, Tensor],
     roundoff: float,
 ) -> dict[str, float]:
-    """How far each tensor's change moves when gradient + decay is rounded the one way or the other; see above."""
+    """How far each tensor's change moves when what is rounded before the rule goes the one way or the other; see above:
+    the sum of gradient and decay, and clipping's coefficient.
+    """
     assert step.before is not None
-    if not rule.weight_decay or getattr(rule, "decoupled", False):
-        return {}
     masters = step.before.masters
-    rounding = {
-        name: roundoff * (tensor.abs() + 2 * rule.weight_decay * masters[name].double().abs())
-        for name, tensor in gradient.items()
-        if name in masters
-    }
+    decay = 0.0 if getattr(rule, "decoupled", False) else rule.weight_decay
+    if not decay and not hypothesis.coefficient_rounding:
+        return {}
+    moves = []
+    if decay:
+        sums = {
+            name: roundoff * (tensor.abs() + 2 * decay * masters[name].double().abs())
+            for name, tensor in gradient.items()
+            if name in masters
+        }
+        moves.append(sums)
+    if hypothesis.coefficient_rounding:
+        moves.append({name: tensor * hypothesis.coefficient_rounding for name, tensor in gradient.items()})
+    moved: dict[str, float] = {}
+    for move in moves:
+        for name, size in _moved(step, rule, gradient, hypothesis, due, move).items():
+            moved[name] = moved.get(name, 0.0) + size
+    return moved
+
+
+def _moved(
+    step: OptimizerStep,
+    rule: Optimizer,
+    gradient: Mapping[str, Tensor],
+    hypothesis: Hypothesis,
+    due: Mapping[str, Tensor],
+    move: Mapping[str, Tensor],
+) -> dict[str, float]:
+    """By how much each tensor's change differs at the most, element by element, with the gradient moved up or down."""
     up, down = (
-        _changes(
-            step, rule, {name: gradient[name] + sign * rounding[name] for name in rounding}, hypothesis, torch.float64
-        )
+        _changes(step, rule, {name: gradient[name] + sign * by for name, by in move.items()}, hypothesis, torch.float64)
         for sign in (1, -1)
     )
     return {
         name: float(torch.maximum((up[name] - due[name]).abs(), (down[name] - due[name]).abs()).norm())
-        for name in rounding
+        for name in move
+        if name in due
     }
 
 
