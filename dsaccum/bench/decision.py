@@ -92,6 +92,12 @@ def _why_not(memory: BenchMemory, base: BenchMemory) -> str:
     changes = {
         name: (getattr(memory.by_category, name) or 0) - (getattr(base.by_category, name) or 0) for name in _NAMES
     }
+    if sum(map(abs, changes.values())) < LEAST_SAVING * base.peak_bytes:
+        largest, amount = largest_category(base)
+        return (
+            f"the peak of {size(base.peak_bytes)} is made of the same in both, most of it {_NAMES[largest]} "
+            f"({size(amount)}): it is reached where micro-batches do not count, as in the optimizer's step"
+        )
     grown = {name: change for name, change in changes.items() if change > 0}
     saved = sum(-change for change in changes.values() if change < 0)
     more = ", ".join(f"{size(change)} of {_NAMES[name]}" for name, change in grown.items()) or "nothing"

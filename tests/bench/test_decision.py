@@ -31,6 +31,13 @@ def test_a_peak_in_which_activations_are_nothing_is_tune() -> None:
     assert "optimizer states 200.0 MiB: the size of a micro-batch hardly matters" in found[1].reason
 
 
+def test_a_peak_that_no_split_changes_is_tune() -> None:
+    """That of the optimizer's step: what it makes for itself is counted as activations."""
+    found = judged([candidate(1, activation=50, optimizer=100), candidate(2, activation=50, optimizer=100)])
+    assert found[1].word == "tune"
+    assert "is made of the same in both, most of it optimizer states (100.0 MiB)" in found[1].reason
+
+
 @pytest.mark.parametrize(("saved", "word"), [(0.9, "tune"), (1.1, "accept")])
 def test_the_least_saving_that_counts(saved: float, word: str) -> None:
     base = candidate(1, activation=1000, parameter=0, optimizer=0)
