@@ -109,6 +109,17 @@ def test_a_limit_that_no_gradient_reaches_is_untested(rank_pool: RankPools, tmp_
     assert Given(clipping=0.0).verify(tmp_path, rank_pool).claims.clipping == "pass"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_model_of_many_parameters(rank_pool: RankPools, tmp_path: Path, stage: int) -> None:
+    """13 million: sums over them round a thousand times as far as those of the tiny ones do, clipping's norm first."""
+    large = {"n_layer": 4, "n_embd": 512, "n_head": 8}
+    model = {"model": {"architecture": "gpt2", "config": large}}
+    record = Given(stage=stage, length=16, experiment=model).verify(tmp_path, rank_pool, full_size=True)
+    equivalent(record)
+    assert record.substitutions == [], "it is not shrunk"
+
+
 def test_rows_with_prompts(rank_pool: RankPools, tmp_path: Path) -> None:
     """Labels of a prompt are masked, so a micro-batch has fewer targets than it has tokens."""
     given = Given(ranks=2, stage=1, experiment={"data": FUNCTIONS})
