@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dsaccum.batch import EffectiveBatch
 
@@ -42,6 +44,15 @@ def can_be_void(engine: Any) -> bool:
 def stand_in(micro_batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A row that needs next to no memory, [1, at most 8] of each field."""
     return {name: tensor[:1, :_STAND_IN_TOKENS] for name, tensor in micro_batch.items()}
+
+
+def nothing_finite(outputs: Any) -> Tensor | float:
+    """NaN, whose gradient is NaN for all that the model's outputs depend on.
+
+    The loss alone does not do: where none of a few tokens is a target, its gradient is exactly zero.
+    """
+    tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return sum((tensor.float().sum() for tensor in tensors), start=0.0) * math.nan
 
 
 class WindowRecovery:

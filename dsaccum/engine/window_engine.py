@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dsaccum.batch import EffectiveBatch, is_update_boundary
 from dsaccum.engine.gradients import GradientWitness, gradient_norm, step_discarded
-from dsaccum.engine.out_of_memory import WindowRecovery, can_be_void, split_otherwise, stand_in
+from dsaccum.engine.out_of_memory import WindowRecovery, can_be_void, nothing_finite, split_otherwise, stand_in
 from dsaccum.engine.remedies import apply_remedies
 from dsaccum.loss import SummedLoss, engine_divisor, model_inputs
 
@@ -141,17 +141,23 @@ class WindowEngine:
             return self._accumulate(micro_batch, divisor, progress)
         return self._recovery.micro_step(
             lambda: self._accumulate(micro_batch, divisor, progress),
-            lambda: self._accumulate(stand_in(micro_batch), math.nan, progress),
+            lambda: self._accumulate(stand_in(micro_batch), math.nan, progress, void=True),
         )
 
-    def _accumulate(self, micro_batch: MicroBatch, divisor: float, progress: Callable[[str], None]) -> Tensor:
-        """Forward and backward of one micro-batch; returns its summed loss.
+    def _accumulate(
+        self, micro_batch: MicroBatch, divisor: float, progress: Callable[[str], None], *, void: bool = False
+    ) -> Tensor:
+        """Forward and backward of one micro-batch; returns its summed loss. ``void``: all its gradients are NaN.
 
         A method of its own, so that logits and graph are gone before the next micro-batch needs their memory.
         """
         progress("forward")
         on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in micro_batch.items()}
-        loss_sum = self.loss.sum(self.engine(**model_inputs(on_device)), on_device)
+        outputs = self.engine(**model_inputs(on_device))
+        loss_sum = self.loss.sum(outputs, on_device)
+        if void:
+            loss_sum = loss_sum + nothing_finite(outputs)
+        del outputs
         progress("backward")
         # Fed S_rk / d; the engine divides by N and averages over W: d (mean over the window) / d (parameters).
         self.engine.backward(loss_sum / divisor)

@@ -139,6 +139,12 @@ class TrainingLoop:
         generators = random_state()
         while True:
             outcome = self._engine.run_window(micro_batches, targets, progress)
+            if outcome.applied and outcome.out_of_memory is not None:
+                raise RunFailed(
+                    f"step {step} was applied although this rank had no memory for it ({outcome.out_of_memory[:200]}); "
+                    "a smaller --micro-batch avoids it",
+                    own=True,
+                )
             smaller = None if outcome.applied else self._after_void_window(step, outcome.out_of_memory)
             if smaller is None:
                 return outcome

@@ -27,6 +27,7 @@ from dsaccum.training.control import ControlExchange
 from dsaccum.training.loop import TrainingLoop
 from dsaccum.training.metrics import StepMetrics
 from dsaccum.training.micro_batch import half_of
+from dsaccum.training.outcome import RunFailed
 from dsaccum.training.stop_request import StopRequest
 from tests.cases import Case, StillDog, stream_of
 from tests.ranks import run_on_ranks
@@ -41,11 +42,15 @@ IN_CI = {(0, "fp32"), (2, "fp32")}
 Found = tuple[list[StepMetrics], dict[str, torch.Tensor], list[str | None], tuple[int, ...]]
 
 
-def _run(ranks: Ranks, case: Case, call: int | None, where: str, fault: str | None = None) -> Found:
-    """Train; the last rank has no memory in this call. ``fault``: what becomes of the window instead."""
+def _run(ranks: Ranks, case: Case, call: int | None, where: str, fault: str | None = None, prompt: int = 0) -> Found:
+    """Train; the last rank has no memory in this call. ``fault``: what becomes of the window instead.
+
+    ``prompt``: so many tokens of each row are no targets.
+    """
     model = scarce_gpt(call if ranks.rank == ranks.world_size - 1 else None, where)
     engine = WindowEngine(model, case.config, case.batch, CausalLMLoss(), recover=True)
     stream, told, metrics = stream_of(case, ranks), [], []
+    stream.samples.prompt_lengths[:] = prompt
 
     def after_void_window(step: int, out_of_memory: str | None) -> Any:
         everyone: list[str | None] = [None] * ranks.world_size
@@ -121,6 +126,25 @@ def _apart(metrics: list[StepMetrics], others: list[StepMetrics]) -> float:
 
 def _parameters_apart(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((tensor - other[name]).abs().max()) for name, tensor in state.items() if name != "seen")
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_stand_ins_without_targets_make_the_window_void_too(one_rank: Ranks, stage: int) -> None:
+    """Supervised fine-tuning: the first tokens of each row are prompt, and the loss of the stand-in has gradient 0."""
+    case = Case(accumulation_steps=2, micro_batch=8, stage=stage, steps=STEPS)
+    final = replace(case, accumulation_steps=4, micro_batch=4)
+    metrics, _, told, counters = _run(one_rank, case, 2 * WINDOW, "forward", prompt=12)
+    others, _, _, expected = _run(one_rank, final, None, "", prompt=12)
+    assert told == [MESSAGE]
+    assert counters == expected
+    assert _apart(metrics, others) < BOUND["fp32"]
+
+
+def test_a_window_that_was_applied_all_the_same_ends_the_run(one_rank: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsaccum.engine.window_engine.nothing_finite", lambda _: 0.0)
+    case = Case(accumulation_steps=2, micro_batch=8, steps=STEPS)
+    with pytest.raises(RunFailed, match="was applied although this rank had no memory for it"):
+        _run(one_rank, case, 2 * WINDOW, "forward", prompt=12)
 
 
 def test_a_forward_that_counts_is_set_back(one_rank: Ranks) -> None:
