@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsaccum.allocator import is_out_of_memory
 from dsaccum.config.errors import ConfigError
 from dsaccum.config.factories import call_factory, place_of
 from dsaccum.data.samples import NOT_A_TARGET
@@ -102,9 +103,9 @@ class _CheckedLoss:
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
             return getattr(self._loss, method)(*arguments)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             problem = f"{method} raised {type(error).__name__}: {error}{place_of(error)}"
             raise ConfigError(problem, source=self._source, key="loss.factory", value=self._factory) from error
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from dsaccum.allocator import is_out_of_memory
 from dsaccum.batch import EffectiveBatch
 from dsaccum.bench import tasks
 from dsaccum.bench.arguments import WARM_UP_WINDOWS, BenchArguments
@@ -34,6 +35,7 @@ STEPS = 2
 """Optimizer steps that each split's update is verified over, on the copy that ``dsaccum verify`` would take; more where
 the schedule starts at rate 0."""
 EXTENT = Extent(memory="never", trajectory=False)
+_NO_BIG_BATCH = "the big batch, which it is compared with, does not fit into memory here"
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,13 @@ class _Trial:
     def _verify(self, split: EffectiveBatch, measured: _Measured) -> None:
         copy = self._prepared.copy
         case = copy.case.split(split.accumulation_steps, split.micro_batch)
-        found = examine(replace(copy, case=case), self._pool, self._progress, EXTENT)
+        try:
+            found = examine(replace(copy, case=case), self._pool, self._progress, EXTENT)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            measured.update = BenchUpdate(verdict=None, causes=[], ratio=None, reason=_NO_BIG_BATCH)
+            return
         verdict = verdict_of(found.claims)
         open_claims = found.claims.which("fail" if verdict else "untested")
         reasons = [f"{claim}: {reason}" for claim, reason in found.reasons.items() if claim in open_claims]

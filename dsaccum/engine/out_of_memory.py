@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from dsaccum.allocator import is_out_of_memory
 from dsaccum.batch import EffectiveBatch
 
 _STAND_IN_TOKENS: Final = 8
@@ -26,14 +27,6 @@ _LAST_STAGE: Final = 2
 """ZeRO 3 gathers parameters in mid-forward: a rank that stopped there cannot find back into step."""
 _COUNTERS: Final = ("global_steps", "global_samples", "skipped_steps")
 _SCALERS: Final = ("loss_scaler", "loss_scale_config")
-_CPU_ALLOCATOR: Final = ("defaultcpuallocator", "cublas_status_alloc_failed")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch could not get the memory that it wanted, on a GPU or on a CPU."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(name in str(error).lower() for name in _CPU_ALLOCATOR)
 
 
 def can_be_void(engine: Any) -> bool:

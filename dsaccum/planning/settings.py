@@ -46,6 +46,7 @@ _NOT_MODELLED: Final = (
     ("bf16.bf16_master_weights_and_grads", "delete it"),
     ("fp16.fp16_master_weights_and_grads", "delete it"),
 )
+_SECTIONS: Final = ("zero_optimization", "bf16", "fp16", "torch_autocast", "data_types", "optimizer", "compile")
 _LOWERED_BY_AUTOCAST: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """``LOWER_PRECISION_SAFE_MODULES``: ZeRO reduces the gradients of exactly these classes in autocast's type."""
 
@@ -77,6 +78,11 @@ class EngineSettings:
         Raises:
             ConfigError: a value is none, or its memory is not known here; without a source.
         """
+        for section in _SECTIONS:
+            if not isinstance(config.get(section, {}), dict):
+                raise ConfigError(
+                    "is no object", key=section, value=config[section], fix=f'delete it, or "{section}": {{}}'
+                )
         zero = config.get("zero_optimization", {})
         stage = zero.get("stage", 0)
         if stage not in (0, 1, 2, 3) or isinstance(stage, bool):

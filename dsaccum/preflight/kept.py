@@ -20,6 +20,8 @@ class Kept(NamedTuple):
 def find(fingerprint: str) -> Kept | None:
     """What was kept under this number; None where nothing was, or where it cannot be read."""
     path = cached_file("preflight", fingerprint)
+    if not path.is_file():  # a pipe in its place would never answer
+        return None
     with contextlib.suppress(OSError, ValueError):
         record = VerifyRecord.read(path)
         if record.verdict == "equivalent":

@@ -30,6 +30,8 @@ class Kept(BaseModel):
 def find(inputs: Inputs) -> Known | None:
     """What was kept, and where; None where nothing was, or where it cannot be read."""
     path = _file(inputs)
+    if not path.is_file():  # a pipe in its place would never answer
+        return None
     with contextlib.suppress(OSError, ValueError):
         return Kept.model_validate_json(path.read_bytes()).micro_batch, f"more did not fit before: {path}"
     return None

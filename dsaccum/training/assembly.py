@@ -99,7 +99,7 @@ def open_run(
     else:
         directory, lock = continuation.directory, continuation.lock
         checkpoint, origin, kept = continuation.checkpoint, continuation.origin, continuation.metrics_bytes
-        record = {**record, "continued": continuation.continued}
+        record = {**record, "continued": continuation.continued, "split_anew": continuation.split_anew}
     for line in [*engine.remedies, f"run             {inputs.experiment.name} -> {directory.path}"]:
         console.note(line)
     first, before = ranks.is_first, continuation.metrics if continuation is not None else ()

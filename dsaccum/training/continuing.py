@@ -29,6 +29,7 @@ class Continuation:
         origin: of the coming windows in the stream.
         metrics: rank 0's, of the steps that were done.
         continued: what ``run.json`` says of all times that the run was continued.
+        split_anew: and of those that memory ran out, in windows that are done.
         lock: rank 0's, which keeps other runs out.
     """
 
@@ -37,6 +38,7 @@ class Continuation:
     origin: StreamOrigin
     metrics: tuple[StepMetrics, ...]
     continued: list[dict[str, Any]]
+    split_anew: list[dict[str, Any]]
     lock: BinaryIO | None
 
     @property
@@ -79,7 +81,9 @@ def agree_on_continuation(
         continued.append(_entry(checkpoint, record))
     else:
         note(f"continued       {start.directory.path} has no checkpoint yet: from the beginning")
-    return Continuation(start.directory, checkpoint, origin, metrics, continued, lock)
+    done = checkpoint.step if checkpoint is not None else 0
+    split_anew = [entry for entry in start.record.get("split_anew", []) if entry["step"] <= done]
+    return Continuation(start.directory, checkpoint, origin, metrics, continued, split_anew, lock)
 
 
 def _agree_on_start(inputs: Inputs, ranks: Ranks, record: dict[str, Any]) -> tuple[Start, BinaryIO | None]:

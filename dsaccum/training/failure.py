@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from dsaccum.allocator import is_out_of_memory
 from dsaccum.config.errors import ConfigError
-from dsaccum.engine.out_of_memory import is_out_of_memory
 from dsaccum.engine.process import Ranks
 from dsaccum.training.outcome import Interrupted, RunFailed, say
 from dsaccum.training.preflight import NotEquivalent
@@ -45,7 +45,7 @@ def failures_named(ranks: Ranks, watchdog: Watchdog) -> Iterator[None]:
             ) from error
         say("".join(traceback.format_exception(error)).rstrip())
         reason = " ".join(str(error).split())
-        fix = _FIX if is_out_of_memory(error) and where.in_micro_step else ""
+        fix = _FIX if is_out_of_memory(error) and where.holds_micro_batch else ""
         failed = f"rank {ranks.rank} failed in {where}: {type(error).__name__}: {reason}{fix}"
         raise RunFailed(failed, own=True) from error
 

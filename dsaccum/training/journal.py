@@ -68,7 +68,7 @@ class Journal:
         """From this step on the effective batch is split otherwise; the line says why."""
         split = {"micro_batch": batch.micro_batch, "accumulation_steps": batch.accumulation_steps}
         self._record["effective_batch"] = {**self._record["effective_batch"], **split}
-        self._record["split_anew"] = [*self._record.get("split_anew", []), {"step": step, **split}]
+        self._record["split_anew"] = [*self._record["split_anew"], {"step": step, **split}]
         self._write_status("running")
         self.note(line)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
+from dsaccum.allocator import is_out_of_memory
 from dsaccum.batch import EffectiveBatch
-from dsaccum.engine.out_of_memory import is_out_of_memory
 from dsaccum.engine.process import Ranks
 from dsaccum.training.outcome import RunFailed
 
@@ -164,16 +164,16 @@ class AutomaticMicroBatch:
             yield
         except Exception as error:
             where = watchdog.position
-            if not is_out_of_memory(error) or not where.in_micro_step:
+            if not is_out_of_memory(error) or not where.holds_micro_batch:
                 raise
             smaller, what = half_of(self._engine.batch), " ".join(str(error).split())[:_SHOWN]
             told = f"rank {self._ranks.rank} ran out of memory in {where}"
             if smaller is None:
                 raise RunFailed(_hopeless(told, what), own=True) from error
             self._sizing.remember(self._inputs, smaller.micro_batch)
-            reason = "at ZeRO 3" if self._inputs.deepspeed.zero_stage == 3 else "from there"
+            there = "at ZeRO 3" if self._inputs.deepspeed.zero_stage == 3 else "from there"
             raise RunFailed(
-                f"{told} ({what}); the window cannot be run again {reason}, but B = {smaller.micro_batch} is "
+                f"{told} ({what}); the run cannot go on {there}, but B = {smaller.micro_batch} is "
                 "remembered: the same command goes on with it",
                 own=True,
             ) from error

@@ -89,6 +89,7 @@ def run_record(
         "data": inputs.data.description,
         "preflight": preflight,
         "continued": [],
+        "split_anew": [],
     }
 
 

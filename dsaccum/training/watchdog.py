@@ -31,9 +31,9 @@ class Position:
     phase: int
 
     @property
-    def in_micro_step(self) -> bool:
-        """Whether a forward or backward pass runs, or the reduction at its end."""
-        return PHASES[self.phase] in ("forward", "backward")
+    def holds_micro_batch(self) -> bool:
+        """Whether a micro-batch passes through the model, so that a smaller one needs less memory."""
+        return PHASES[self.phase] in ("forward", "backward", "evaluation")
 
     def __str__(self) -> str:
         phase = PHASES[self.phase]

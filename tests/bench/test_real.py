@@ -87,3 +87,37 @@ def test_updates_that_differ_are_rejected(workplace: Path) -> None:
     record = BenchRecord.read(workplace / "r.json")
     assert record.word == "reject"
     assert "loss-not-additive" in record.reason
+
+
+LIMITED = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+class Limited(GPT2LMHeadModel):
+    def forward(self, input_ids=None, **rest):
+        if len(input_ids) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(input_ids=input_ids, **rest)
+
+def model(vocabulary_size, sequence_length):
+    return Limited(GPT2Config(vocab_size=vocabulary_size, n_positions=sequence_length, n_embd=32, n_layer=1, n_head=2,
+                              bos_token_id=1, eos_token_id=1))
+"""
+
+
+def test_a_big_batch_that_does_not_fit_leaves_the_others_comparable(workplace: Path) -> None:
+    """Neither it nor what is compared with it runs; the memory and time of the splits that fit are measured."""
+    (workplace / "limited.py").write_text(LIMITED)
+    words = ["--ranks", "1", "--json", "r.json", "--set", "model={factory: 'limited.py:model'}"]
+    assert bench(*words, "--accum-steps", "1,2,4") == 3
+    record = BenchRecord.read(workplace / "r.json")
+    big, *fitting = record.candidates
+    assert big.failure is not None
+    assert "OutOfMemoryError" in big.failure
+    for each in fitting:
+        assert each.failure is None
+        assert each.memory is not None
+        assert each.time is not None
+        assert each.update is not None
+        assert each.update.verdict is None
+        assert "does not fit into memory here" in (each.update.reason or "")

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from dsaccum.training.checkpoints.manifest import MANIFEST, Manifest, StreamOrigin
 from tests.training.launching import REPOSITORY, TINY, Ended, environment, run_train, train_command
 
 STEPS, EVERY = 12, 5
@@ -164,3 +165,10 @@ def _process(pid: int) -> psutil.Process | None:
         return psutil.Process(pid)
     except psutil.NoSuchProcess:
         return None
+
+
+def move_in_stream(checkpoint: Path, *, window: int, position: int) -> None:
+    """Plant that its run goes on with other samples, in a manifest whose own checksum is right."""
+    origin = StreamOrigin(window=window, position=position)
+    manifest = Manifest.read(checkpoint).model_copy(update={"origin": origin})
+    (checkpoint / MANIFEST).write_bytes(manifest.as_bytes())

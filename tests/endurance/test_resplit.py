@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dsaccum.training.checkpoints.manifest import MANIFEST, Manifest, StreamOrigin
-from tests.endurance.running import kill, metrics, started, train, wait_until
+from tests.endurance.running import kill, metrics, move_in_stream, started, train, wait_until
 from tests.training.launching import Ended
 
 pytestmark = pytest.mark.distributed
@@ -84,9 +83,7 @@ def test_a_stream_entered_one_sample_late_is_seen(begun: Begun, tmp_path: Path) 
     whole, broken = begun(0)
 
     def enter_late(run: Path) -> None:
-        checkpoint = run / f"checkpoints/step-{STOP}"
-        manifest = Manifest.read(checkpoint).model_copy(update={"origin": StreamOrigin(position=1)})
-        (checkpoint / MANIFEST).write_bytes(manifest.as_bytes())
+        move_in_stream(run / f"checkpoints/step-{STOP}", window=0, position=1)
 
     ended, run = _continue(broken, tmp_path, 0, (1, 8, 2), enter_late)
     assert ended.code == 0, ended.said

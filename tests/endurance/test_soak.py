@@ -10,7 +10,6 @@ Not covered: damage (test_faults.py), power failures, GPUs.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -25,7 +24,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.endurance.running import drafts, kill, metrics, started, steps_in, trainers, wait_until
+from dsaccum.training.checkpoints.manifest import Manifest
+from tests.endurance.running import drafts, kill, metrics, move_in_stream, started, steps_in, trainers, wait_until
 from tests.endurance.test_resplit import BOUND
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "15"))
@@ -116,11 +116,9 @@ def _entered_late(run: Path, stage: int) -> Path:
     shutil.copytree(run, late)
     newest = _checkpoints(late)[-1]
     shutil.rmtree(late / "checkpoints" / newest)
-    path = late / "checkpoints" / _checkpoints(late)[-1] / "checkpoint.json"
-    manifest = json.loads(path.read_text())
-    manifest["origin"]["position"] = 1
-    path.write_text(json.dumps(manifest))
-    steps, before = steps_in(run), manifest["counters"]["step"]
+    checkpoint = late / "checkpoints" / _checkpoints(late)[-1]
+    move_in_stream(checkpoint, window=0, position=1)
+    steps, before = steps_in(run), Manifest.read(checkpoint).counters.step
     with started(late, *ENDLESS, *_flags(SPLITS[0]), stage=stage) as process:
         wait_until(lambda: steps_in(late) <= before, process, START_S)
         _assert_reached(late, process, steps)

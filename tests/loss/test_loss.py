@@ -163,3 +163,11 @@ def test_a_wrong_factory_is_one_line(tmp_path: Path, text: str, function: str, p
     assert "loss.factory" in str(caught.value)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_memory_that_runs_out_is_no_mistake_of_the_factory(returning: Callable[..., Any]) -> None:
+    """It is raised as it is: who can give way to it must know it."""
+    for error in (torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+        with pytest.raises(type(error)) as caught:
+            returning(sum=error).sum(SimpleNamespace(), {})
+        assert caught.value is error

@@ -198,6 +198,9 @@ def test_numbers_that_do_not_go(flags: PlanFlags, changes: dict[str, Any], probl
         ({"optimizer": {"type": "Adafactor", "params": {"lr": 0.1}}}, 'fix: write "AdamW"'),
         ({"optimizer": {"type": "Nobody"}}, "its memory is not known here; allowed: Adam"),
         ({"optimizer": {}}, "optimizer.type: is missing"),
+        ({"zero_optimization": None}, "zero_optimization = null: is no object"),
+        ({"zero_optimization": True}, "zero_optimization = true: is no object"),
+        ({"bf16": None}, "bf16 = null: is no object"),
         (
             {"zero_optimization": {"stage": 1, "reduce_bucket_size": "big"}},
             "reduce_bucket_size = .* is no number of elements",

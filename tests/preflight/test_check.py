@@ -6,6 +6,7 @@ Run: pytest -n 0 tests/preflight/test_check.py. Not covered: the command itself 
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from dsaccum.training.outcome import RunFailed
 from dsaccum.training.preflight import NotEquivalent
 from dsaccum.training.run import _stop_if_asked
 from dsaccum.training.stop_request import StopRequest
+from dsaccum.user_cache import cached_file
 from dsaccum.verification.records.record import VerifyRecord
 from tests.preflight.asking import ask, inputs_of
 
@@ -109,6 +111,15 @@ def test_a_kept_file_that_is_broken_is_made_anew(read: Inputs, one_rank: Ranks, 
     path.write_text("{")
     assert "equivalent: " in ask(read, one_rank).lines[-1]
     assert VerifyRecord.read(path).verdict == "equivalent"
+
+
+def test_a_pipe_among_the_kept_files_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would never answer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = cached_file("preflight", "0" * 32)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert kept.find("0" * 32) is None
 
 
 def test_who_asks_for_a_stop_meanwhile_gets_it(read: Inputs, one_rank: Ranks) -> None:

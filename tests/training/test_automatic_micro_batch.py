@@ -34,9 +34,21 @@ def _config(folder: Path, stage: int = 0, **batch: object) -> Path:
 
 
 def _train(
-    folder: Path, *flags: str, ranks: int | None = 2, stage: int = 0, rows: int = 4, call: int = 0, where: str = ""
+    folder: Path,
+    *flags: str,
+    ranks: int | None = 2,
+    stage: int = 0,
+    rows: int = 4,
+    evaluated_rows: int = 8,
+    call: int = 0,
+    where: str = "",
 ) -> Ended:
-    scarce = {"SCARCE_ROWS": str(rows), "SCARCE_CALL": str(call), "SCARCE_WHERE": where}
+    scarce = {
+        "SCARCE_ROWS": str(rows),
+        "SCARCE_EVALUATED_ROWS": str(evaluated_rows),
+        "SCARCE_CALL": str(call),
+        "SCARCE_WHERE": where,
+    }
     env = environment(XDG_CACHE_HOME=str(folder / "cache"), PYTHONPATH=str(REPOSITORY), **scarce)
     return run_train(*FLAGS, *flags, cwd=folder, ranks=ranks, deepspeed=_config(folder, stage), env=env)
 
@@ -101,6 +113,7 @@ def test_continued_as_it_was(tmp_path: Path) -> None:
     went_on = _train(tmp_path, "--output-dir", "run", "--steps", str(STEPS + 2), ranks=None, rows=4)
     assert went_on.code == 0, went_on.said
     assert "auto: B = 4, N = 4 (as before)" in went_on.said
+    assert [(each["step"], each["micro_batch"]) for each in _record(tmp_path / "run")["split_anew"]] == [(1, 8), (1, 4)]
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, STEPS + 3))
 
 
@@ -109,3 +122,15 @@ def test_without_auto_the_fix_is_named(tmp_path: Path) -> None:
     assert ended.code == 3, ended.said
     assert '"train_micro_batch_size_per_gpu": "auto"' in ended.errors[-1]
     assert "--micro-batch" in ended.errors[-1]
+
+
+def test_where_evaluation_lacks_memory_the_next_start_goes_on(tmp_path: Path) -> None:
+    flags = ["--output-dir", "run", "--set", "run.eval_every=2", "--set", "run.checkpoint_every=1"]
+    first = _train(tmp_path, *flags, ranks=None, rows=4, evaluated_rows=2)
+    assert first.code == 3, first.said
+    assert "ran out of memory in evaluation of step 2" in first.errors[-1]
+    assert "B = 2 is remembered: the same command goes on with it" in first.errors[-1]
+    second = _train(tmp_path, *flags, ranks=None, rows=4, evaluated_rows=2)
+    assert second.code == 0, second.said
+    assert "auto: B = 2, N = 8" in second.said
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, STEPS + 1))

@@ -18,8 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dsaccum.allocator import is_out_of_memory
 from dsaccum.batch import EffectiveBatch
-from dsaccum.engine.out_of_memory import _State, is_out_of_memory
+from dsaccum.engine.out_of_memory import _State
 from dsaccum.engine.process import Ranks
 from dsaccum.engine.window_engine import WindowEngine
 from dsaccum.loss import CausalLMLoss

@@ -24,7 +24,7 @@ from dsaccum.verification.records.record import VerifyRecord
 from dsaccum.verification.resumed.arguments import ResumeArguments
 from dsaccum.verification.resumed.verify import verify_resumed
 from dsaccum.verification.subject.faults import OF_RESUMPTION
-from tests.endurance.running import FLAGS, STEPS, train
+from tests.endurance.running import FLAGS, STEPS, move_in_stream, train
 from tests.training.launching import REPOSITORY, run_train
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(1200)]
@@ -121,10 +121,8 @@ def test_a_checkpoint_that_is_wrong_about_the_stream_is_seen(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(begun(0, 1), run)
-    for path in run.glob("checkpoints/step-*/checkpoint.json"):
-        manifest = json.loads(path.read_text())
-        manifest["origin"] = {"window": 1, "position": 16 + late}
-        path.write_text(json.dumps(manifest))
+    for checkpoint in run.glob("checkpoints/step-*"):
+        move_in_stream(checkpoint, window=1, position=16 + late)
     record = verify(rank_pool, run, 1, 8)
     assert [cause.id for cause in record.causes] == ["stream-position-not-restored"]
     assert record.resumed is not None
