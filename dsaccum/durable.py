@@ -81,6 +81,7 @@ class DurableFile(io.RawIOBase):
                 self._file.write(piece)
                 self._bytes += len(piece)
                 self._begin()
+            self._moved()  # also where it took the disk long
         return len(view)
 
     def reach_disk(self) -> None:

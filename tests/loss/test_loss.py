@@ -169,5 +169,5 @@ def test_memory_that_runs_out_is_no_mistake_of_the_factory(returning: Callable[.
     """It is raised as it is: who can give way to it must know it."""
     for error in (torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
         with pytest.raises(type(error)) as caught:
-            returning(sum=error).sum(SimpleNamespace(), {})
+            returning(loss=error).sum(SimpleNamespace(), {})
         assert caught.value is error
