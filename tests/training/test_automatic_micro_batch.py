@@ -1,7 +1,8 @@
 """``"train_micro_batch_size_per_gpu": "auto"`` as a user meets it: memory that runs out, and later starts.
 
-Run: pytest tests/training/test_automatic_micro_batch.py. Each rank holds 4 rows: B = 8, which the plan finds to fit,
-fails in the first window; and the second rank lacks memory once more, in micro-step 2 of window 3. Not covered: a GPU.
+Run: pytest -n 0 -m "slow or not slow" tests/training/test_automatic_micro_batch.py. Each rank holds 4 rows: B = 8, which
+the plan finds to fit, fails in the first window; and the second rank lacks memory once more, in micro-step 2 of window 3.
+Not covered: a GPU.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def _record(run: Path) -> dict:
     return json.loads((run / "run.json").read_text())
 
 
+@pytest.mark.slow  # test_out_of_memory.py has two ranks in CI
 @pytest.mark.distributed
-@pytest.mark.parametrize("where", ["forward", pytest.param("mid-backward", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["forward", "mid-backward"])
 def test_halved_twice_and_remembered(tmp_path: Path, where: str) -> None:
     ended = _train(tmp_path, "--output-dir", "run", call=6, where=where)
     assert ended.code == 0, ended.said
@@ -97,6 +99,7 @@ def test_with_one_row_there_is_nothing_to_halve(tmp_path: Path) -> None:
     assert _record(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_at_zero_3_the_next_start_goes_on(tmp_path: Path) -> None:
     first = _train(tmp_path, "--output-dir", "run", ranks=None, stage=3, rows=8)
     assert first.code == 3, first.said
@@ -124,6 +127,7 @@ def test_without_auto_the_fix_is_named(tmp_path: Path) -> None:
     assert "--micro-batch" in ended.errors[-1]
 
 
+@pytest.mark.slow
 def test_where_evaluation_lacks_memory_the_next_start_goes_on(tmp_path: Path) -> None:
     flags = ["--output-dir", "run", "--set", "run.eval_every=2", "--set", "run.checkpoint_every=1"]
     first = _train(tmp_path, *flags, ranks=None, rows=4, evaluated_rows=2)
