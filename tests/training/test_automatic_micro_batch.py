@@ -1,8 +1,8 @@
 """``"train_micro_batch_size_per_gpu": "auto"`` as a user meets it: memory that runs out, and later starts.
 
-Run: pytest -n 0 -m "slow or not slow" tests/training/test_automatic_micro_batch.py. Each rank holds 4 rows: B = 8, which
-the plan finds to fit, fails in the first window; and the second rank lacks memory once more, in micro-step 2 of window 3.
-Not covered: a GPU.
+Run: pytest -n 0 -m "slow or not slow" tests/training/test_automatic_micro_batch.py. Each rank holds 4 rows: B = 8,
+which the plan finds to fit, fails in the first window; and the second rank lacks memory once more, in micro-step 2 of
+window 3. Not covered: a GPU.
 """
 
 from __future__ import annotations
