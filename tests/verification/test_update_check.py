@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from dsaccum.instruments.gradients import Snapshot
 from dsaccum.instruments.optimizer_saw import SeenGradient
 from dsaccum.reference_optimizers import Optimizer, StepSettings, rebuild_optimizer
+from dsaccum.verification.comparison.hypothesis import Hypothesis
 from dsaccum.verification.comparison.update_check import (
-    Hypothesis,
     SawCheck,
     UpdateCheck,
     check_optimizer_saw,

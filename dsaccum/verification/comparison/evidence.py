@@ -13,6 +13,7 @@ from dsaccum.reference_optimizers import NotRebuilt, Optimizer, StepSettings
 from dsaccum.reference_schedules import Schedule
 from dsaccum.verification.cases.case import Case, WindowChoice
 from dsaccum.verification.comparison.gradient_check import FP32, GradientCheck, check_gradient, unit_roundoff
+from dsaccum.verification.comparison.hypothesis import Hypothesis
 from dsaccum.verification.comparison.restored_check import RestoredCheck
 from dsaccum.verification.comparison.sample_check import SampleFault
 from dsaccum.verification.comparison.sketch import GradientSketch
@@ -20,7 +21,6 @@ from dsaccum.verification.comparison.state_check import lost_states
 from dsaccum.verification.comparison.ties import joined
 from dsaccum.verification.comparison.truth import WindowTruth
 from dsaccum.verification.comparison.update_check import (
-    Hypothesis,
     SawCheck,
     UpdateCheck,
     check_optimizer_saw,

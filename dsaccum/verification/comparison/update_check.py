@@ -28,28 +28,8 @@ from torch import Tensor
 
 from dsaccum.instruments.gradients import Snapshot
 from dsaccum.reference_optimizers import Optimizer, StepSettings, clip_coefficient, global_norm
+from dsaccum.verification.comparison.hypothesis import Hypothesis, Tensors, changes_of, moved_by_rounding
 from dsaccum.verification.subject.capture import OptimizerStep
-
-Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """How an update may have come about; by default, as it is due.
-
-    Attributes:
-        settings: learning rate and betas.
-        updates_before: Adam's count before the step.
-        coefficient: what clipping multiplied the gradient by.
-        absent: parameters without gradient in truth, which stay as they are; DeepSpeed has zeros for them.
-        coefficient_rounding: by how much of itself the coefficient may be off.
-    """
-
-    settings: StepSettings
-    updates_before: int
-    coefficient: float
-    absent: frozenset[str] = frozenset()
-    coefficient_rounding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -203,11 +183,11 @@ def check_update(step: OptimizerStep, optimizer: Optimizer, hypothesis: Hypothes
         for name, tensor in unscaled(step).items()
         if name not in hypothesis.absent
     }
-    due = _changes(step, optimizer, gradient, hypothesis, torch.float64)
+    due = changes_of(step, optimizer, gradient, hypothesis, torch.float64)
     own_precision = next(iter(step.before.masters.values())).dtype
-    rounded = _changes(step, optimizer, gradient, hypothesis, own_precision)
+    rounded = changes_of(step, optimizer, gradient, hypothesis, own_precision)
     roundoff = torch.finfo(own_precision).eps / 2
-    moved = _moved_by_rounding(step, optimizer, gradient, hypothesis, due, roundoff)
+    moved = moved_by_rounding(step, optimizer, gradient, hypothesis, due, roundoff)
     errors, product, square = [], 0.0, 0.0
     for name, before in step.before.masters.items():
         change = step.after.masters[name].double() - before.double()
@@ -279,74 +259,6 @@ def _frozen(before: Snapshot, after: Snapshot) -> list[str]:
         for name, value in before.parameters.items()
         if name not in before.masters and not torch.equal(value, after.parameters[name])
     ]
-
-
-def _changes(
-    step: OptimizerStep, rule: Optimizer, gradient: Mapping[str, Tensor], hypothesis: Hypothesis, dtype: torch.dtype
-) -> Tensors:
-    assert step.before is not None
-    parameters = {name: tensor.to(dtype) for name, tensor in step.before.masters.items()}
-    after, _ = rule.step(
-        parameters,
-        {name: tensor for name, tensor in gradient.items() if name in parameters},
-        step.before.states,
-        hypothesis.settings,
-        updates_before=hypothesis.updates_before,
-    )
-    return {name: after[name].double() - parameters[name].double() for name in parameters}
-
-
-def _moved_by_rounding(
-    step: OptimizerStep,
-    rule: Optimizer,
-    gradient: Mapping[str, Tensor],
-    hypothesis: Hypothesis,
-    due: Mapping[str, Tensor],
-    roundoff: float,
-) -> dict[str, float]:
-    """How far each tensor's change moves when what is rounded before the rule goes the one way or the other; see above:
-    the sum of gradient and decay, and clipping's coefficient.
-    """
-    assert step.before is not None
-    masters = step.before.masters
-    decay = 0.0 if getattr(rule, "decoupled", False) else rule.weight_decay
-    if not decay and not hypothesis.coefficient_rounding:
-        return {}
-    moves = []
-    if decay:
-        sums = {
-            name: roundoff * (tensor.abs() + 2 * decay * masters[name].double().abs())
-            for name, tensor in gradient.items()
-            if name in masters
-        }
-        moves.append(sums)
-    if hypothesis.coefficient_rounding:
-        moves.append({name: tensor * hypothesis.coefficient_rounding for name, tensor in gradient.items()})
-    moved: dict[str, float] = {}
-    for move in moves:
-        for name, size in _moved(step, rule, gradient, hypothesis, due, move).items():
-            moved[name] = moved.get(name, 0.0) + size
-    return moved
-
-
-def _moved(
-    step: OptimizerStep,
-    rule: Optimizer,
-    gradient: Mapping[str, Tensor],
-    hypothesis: Hypothesis,
-    due: Mapping[str, Tensor],
-    move: Mapping[str, Tensor],
-) -> dict[str, float]:
-    """By how much each tensor's change differs at the most, element by element, with the gradient moved up or down."""
-    up, down = (
-        _changes(step, rule, {name: gradient[name] + sign * by for name, by in move.items()}, hypothesis, torch.float64)
-        for sign in (1, -1)
-    )
-    return {
-        name: float(torch.maximum((up[name] - due[name]).abs(), (down[name] - due[name]).abs()).norm())
-        for name in move
-        if name in due
-    }
 
 
 def _excess(error: float, bound: float) -> float:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from dsaccum.reference_optimizers import NotRebuilt
 from dsaccum.verification.comparison.evidence import CaseEvidence, StepEvidence, due_hypothesis
-from dsaccum.verification.comparison.update_check import Hypothesis, check_update
+from dsaccum.verification.comparison.hypothesis import Hypothesis
+from dsaccum.verification.comparison.update_check import check_update
 
 NEAR = (1, -1, 2, -2)
 """Offsets of the schedule that are looked for, in updates."""

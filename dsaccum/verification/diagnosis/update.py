@@ -7,7 +7,8 @@ from typing import Any
 
 from dsaccum.reference_optimizers import Adam, NotRebuilt, Optimizer, StepSettings, global_norm
 from dsaccum.verification.comparison.evidence import SCHEDULE_TOLERANCE, CaseEvidence, StepEvidence, due_hypothesis
-from dsaccum.verification.comparison.update_check import Hypothesis, check_update, unscaled
+from dsaccum.verification.comparison.hypothesis import Hypothesis
+from dsaccum.verification.comparison.update_check import check_update, unscaled
 from dsaccum.verification.diagnosis.named import Named
 from dsaccum.verification.diagnosis.rates import offset_behind_updates, rates_behind_updates
 
