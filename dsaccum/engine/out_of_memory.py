@@ -3,7 +3,8 @@
 No word reaches a rank that waits inside a reduction. So the one without memory goes on to the window's end with a
 stand-in for each micro-batch that is left: one short row whose loss is NaN. Every collective of the window happens, in
 its order, and the reduced gradient is not finite on any rank: DeepSpeed discards the step everywhere, as it does after
-any NaN. What the void window has changed is then set back. A run that has memory pays nothing for this.
+any NaN. What the void window has changed is then set back. A run that has memory pays for a copy of its buffers and of
+its generators in each window, and for no collective.
 """
 
 from __future__ import annotations
