@@ -89,7 +89,7 @@ class Saving:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.shelf = TimedShelf(folder / "ours")
         self._writer = CheckpointWriter(
-            engine, self.shelf, Split(world_size=1, accumulation_steps=1, micro_batch=1), StreamOrigin(), 1,
+            engine, self.shelf, lambda: Split(world_size=1, accumulation_steps=1, micro_batch=1), StreamOrigin(), 1,
             installed_versions(), 0, lambda: 0, lambda: None,
         )  # fmt: skip
 
